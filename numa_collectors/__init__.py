@@ -1,0 +1,1 @@
+"""NUMA process orchestration for reinforcement learning."""
