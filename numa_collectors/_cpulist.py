@@ -1,6 +1,7 @@
 """The kernel's two text forms of a set of small integers: lists (``0-3,8``) and maps (``00000000,0000010f``).
 
-Source: Documentation/admin-guide/cputopology.rst and ``bitmap_parselist``/``bitmap_parse`` in the kernel's lib/bitmap-str.c.
+Source: Documentation/admin-guide/cputopology.rst and ``bitmap_parselist``/``bitmap_parse`` in the kernel's
+lib/bitmap-str.c.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 
 __all__ = ["format_cpulist", "parse_cpulist", "parse_cpumap"]
 
-# The kernel's own ceiling is NR_CPUS (8,192 in common configurations); the bound keeps "0-999999999999" from eating memory.
+# The kernel's own ceiling is NR_CPUS (8,192 in common configurations); the bound keeps "0-999999999999" out of memory.
 _MAX_ID = 1 << 20
 
 

@@ -37,8 +37,8 @@ class PlacementError(NumaCollectorsError):
 class BindingError(NumaCollectorsError):
     """The kernel refused or silently changed a binding that was required.
 
-    ``code`` is a stable word for the cause (``"mempolicy-refused"``, ``"affinity-trimmed"``, ...), ``errno`` the kernel's
-    number where there is one.
+    ``code`` is a stable word for the cause (``"mempolicy-refused"``, ``"affinity-trimmed"``, ...), ``errno`` the
+    kernel's number where there is one.
     """
 
     def __init__(self, message: str, *, code: str = "binding", errno: int | None = None) -> None:
