@@ -1,0 +1,191 @@
+"""What one NUMA node can give right now: does it exist, has it memory, may we use it, how much is left.
+
+Live figures for those who are about to allocate; the description of the machine as a whole is ``topo``'s.
+Sources: Documentation/admin-guide/mm/numaperf.rst, Documentation/filesystems/proc.rst (meminfo, MemAvailable),
+Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.current, memory.stat) and cgroup-v1/memory.rst.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from numa_collectors._cpulist import format_cpulist, parse_cpulist
+from numa_collectors.errors import BindingError, NodeCapacityError
+
+__all__ = [
+    "allowed_nodes",
+    "cgroup_headroom_bytes",
+    "check_nodes",
+    "check_room",
+    "format_bytes",
+    "memory_nodes",
+    "node_cpus",
+    "node_headroom_bytes",
+    "online_nodes",
+    "reserve_bytes",
+]
+
+_MIB = 1 << 20
+# Under the policy ``bind`` the OOM killer comes before the last page is used: the kernel keeps its watermarks free,
+# about 11 MiB of a 250 MiB node, a smaller share of a large one (mm/page_alloc.c: setup_per_zone_wmarks).
+_MIN_RESERVE_BYTES = 16 * _MIB
+_RESERVE_SHARE = 100
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+
+
+def _node_dir(root: str | os.PathLike[str]) -> Path:
+    return Path(root) / "sys/devices/system/node"
+
+
+def _cpulist_file(path: Path) -> tuple[int, ...] | None:
+    text = _text(path)
+    return None if text is None else parse_cpulist(text)
+
+
+def online_nodes(root: str | os.PathLike[str] = "/") -> tuple[int, ...]:
+    """Return the online nodes; ``(0,)`` where the kernel describes none."""
+    nodes = _cpulist_file(_node_dir(root) / "online")
+    return nodes or (0,)
+
+
+def memory_nodes(root: str | os.PathLike[str] = "/") -> tuple[int, ...]:
+    """Return the nodes with memory; all online ones where the kernel does not say."""
+    nodes = _cpulist_file(_node_dir(root) / "has_memory")
+    return online_nodes(root) if nodes is None else nodes
+
+
+def allowed_nodes(root: str | os.PathLike[str] = "/") -> tuple[int, ...] | None:
+    """Return ``Mems_allowed_list`` of the calling process, readable also where a filter refuses the policy calls."""
+    for line in (_text(Path(root) / "proc/self/status") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "Mems_allowed_list":
+            return parse_cpulist(value)
+    return None
+
+
+def node_cpus(node: int, root: str | os.PathLike[str] = "/") -> tuple[int, ...]:
+    """Return the online CPUs of ``node``; empty for a node without CPUs or one that does not exist."""
+    return _cpulist_file(_node_dir(root) / f"node{node}" / "cpulist") or ()
+
+
+def check_nodes(nodes: Iterable[int], root: str | os.PathLike[str] = "/") -> None:
+    """Raise ``BindingError`` for the first of ``nodes`` that memory cannot be asked of.
+
+    The kernel would say EINVAL for each cause alike, or silently drop the node from a mask; libnuma would crash on it.
+    Codes: ``node-missing``, ``node-without-memory``, ``node-not-allowed``.
+    """
+    online, memory, allowed = online_nodes(root), memory_nodes(root), allowed_nodes(root)
+    for node in nodes:
+        if node not in online:
+            raise BindingError(
+                f"expected an online NUMA node ({format_cpulist(online)}), got {node}", code="node-missing"
+            )
+        if node not in memory:
+            raise BindingError(
+                f"expected a NUMA node with memory ({format_cpulist(memory)}), got {node}, which has none",
+                code="node-without-memory",
+            )
+        if allowed is not None and node not in allowed:
+            raise BindingError(
+                f"expected a NUMA node that this process may allocate from ({format_cpulist(allowed) or 'none'}), got "
+                f"{node}; widen cpuset.mems of its cgroup (docker: --cpuset-mems)",
+                code="node-not-allowed",
+            )
+
+
+def _meminfo(path: Path) -> dict[str, int]:
+    """Return the figures of a meminfo file in bytes; a node's lines begin with ``Node 3``."""
+    figures: dict[str, int] = {}
+    for line in (_text(path) or "").splitlines():
+        name, colon, value = line.partition(":")
+        words = value.split()
+        if colon and words and words[0].isdigit():
+            figures[name.split()[-1]] = int(words[0]) * (1024 if words[-1] == "kB" else 1)
+    return figures
+
+
+def reserve_bytes(total_bytes: int) -> int:
+    """Return what of a node's memory is left alone so that the kernel's watermarks are never reached."""
+    return max(_MIN_RESERVE_BYTES, total_bytes // _RESERVE_SHARE)
+
+
+def node_headroom_bytes(node: int | None, root: str | os.PathLike[str] = "/") -> int | None:
+    """Return the bytes that can be allocated on ``node`` (None: on all allowed nodes) without reaching the watermarks.
+
+    Free memory plus the page cache on the file lists and reclaimable slab, less a reserve; None where unknown.
+    """
+    if node is None:
+        allowed = allowed_nodes(root)
+        usable = [one for one in memory_nodes(root) if allowed is None or one in allowed]
+        known = [bytes_left for one in usable if (bytes_left := node_headroom_bytes(one, root)) is not None]
+        return sum(known) if known else None
+    figures = _meminfo(_node_dir(root) / f"node{node}" / "meminfo")
+    if not figures and node == 0:
+        figures = _meminfo(Path(root) / "proc/meminfo")
+    if "MemFree" not in figures:
+        return None
+    reclaimable = sum(figures.get(name, 0) for name in ("Active(file)", "Inactive(file)", "SReclaimable"))
+    return max(0, figures["MemFree"] + reclaimable - reserve_bytes(figures.get("MemTotal", 0)))
+
+
+def _read_int(path: Path) -> int | None:
+    text = (_text(path) or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _group_headroom(group: Path, limit_name: str, usage_name: str) -> int | None:
+    limit, usage = _read_int(group / limit_name), _read_int(group / usage_name)
+    if limit is None or usage is None or limit >= 1 << 62:
+        return None
+    reclaimable = 0
+    for line in (_text(group / "memory.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("active_file", "inactive_file") and value.strip().isdigit():
+            reclaimable += int(value)
+    return max(0, limit - usage + reclaimable)
+
+
+def cgroup_headroom_bytes(root: str | os.PathLike[str] = "/") -> int | None:
+    """Return the bytes left under the tightest memory limit of this process's cgroups, v2 and v1; None for no limit."""
+    base = Path(root)
+    headrooms: list[int | None] = []
+    for line in (_text(base / "proc/self/cgroup") or "").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0":
+            mount, names = base / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            mount, names = base / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        # Inside a cgroup namespace the path may lead out of it ("/../.."); the mount point itself is then the group.
+        parts = [part for part in path.split("/") if part and part != ".."]
+        headrooms += [_group_headroom(mount.joinpath(*parts[:depth]), *names) for depth in range(len(parts), -1, -1)]
+    known = [headroom for headroom in headrooms if headroom is not None]
+    return min(known) if known else None
+
+
+def format_bytes(count: int) -> str:
+    """Return ``count`` in MiB or GiB, as people read it."""
+    return f"{count / _MIB:.0f} MiB" if count < 10 * 1024 * _MIB else f"{count / (1024 * _MIB):.1f} GiB"
+
+
+def check_room(what: str, need_bytes: int, *, have: tuple[str, int | None], root: str | os.PathLike[str] = "/") -> None:
+    """Raise ``NodeCapacityError`` if the place ``have`` (its name, its free bytes) or a cgroup limit is too small.
+
+    The check comes before any allocation: over a node's capacity the policy ``bind`` means SIGKILL, never an error.
+    """
+    for place, bytes_left in (have, ("the cgroup's memory limit", cgroup_headroom_bytes(root))):
+        if bytes_left is not None and need_bytes > bytes_left:
+            raise NodeCapacityError(
+                f"{what} needs {format_bytes(need_bytes)}, but {place} has {format_bytes(bytes_left)} left; "
+                "use smaller rings (ring_capacity, ring_max_bytes), another node, or the memory policy 'preferred'"
+            )
