@@ -1,0 +1,224 @@
+"""The writing end of a ring."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from numa_collectors._futex import STORE_ORDER_STRONG
+from numa_collectors.errors import PeerLostError, RingClosedError, SchemaMismatchError
+from numa_collectors.rings.endpoint import C_GENERATION, C_PID, Endpoint, RingMemory
+from numa_collectors.rings.layout import (
+    B_PRODUCER_CLOSED,
+    B_PRODUCER_LOST,
+    CONSUMER_LOST,
+    HEADER_BYTES,
+    M_GENERATION,
+    M_STEP,
+    M_TIMESTAMP,
+    M_VERSION,
+    META_WORDS,
+    STOPS_PRODUCER,
+    W_COMMITTED,
+    W_CONSUMER_ASLEEP,
+    W_CONSUMER_CLAIM,
+    W_PRODUCER_ASLEEP,
+    W_PRODUCER_CLAIM,
+    W_RELEASED,
+    W_STATE,
+    Array,
+    build_arrays,
+)
+
+__all__ = ["Producer"]
+
+_META_BASE = HEADER_BYTES // 8
+
+
+class Producer(Endpoint):
+    """Writes slots, in place or by copying.
+
+    Obtained from :meth:`TransitionRing.producer`.  ``generation`` must be higher than every predecessor's; writing
+    goes on at the committed cursor, so a slot that a predecessor had reserved and not committed is written anew.
+    """
+
+    _side = "producer"
+    _claim = W_PRODUCER_CLAIM
+    _asleep = W_PRODUCER_ASLEEP
+    _peer_asleep = W_CONSUMER_ASLEEP
+    _peer_claim = W_CONSUMER_CLAIM
+
+    def __init__(self, memory: RingMemory, generation: int = 0) -> None:
+        if generation < 0:
+            raise ValueError(f"generation must be at least 0, got {generation}")
+        previous = memory.words[W_PRODUCER_CLAIM + C_GENERATION]
+        if memory.words[W_PRODUCER_CLAIM + C_PID] and generation <= previous and not memory.claimed_by(self._claim):
+            raise ValueError(
+                f"ring {memory.name!r} has had a producer of generation {previous}; a successor needs a higher "
+                f"generation, got {generation}"
+            )
+        super().__init__(memory, generation)
+        self._data = memory.data.cast("B")
+        self._data[B_PRODUCER_CLOSED] = 0
+        self._data[B_PRODUCER_LOST] = 0
+        self._generation = generation
+        self._capacity = memory.capacity
+        self._limit = memory.limit
+        self._committed: int = self._words[W_COMMITTED]
+        self._released: int = self._words[W_RELEASED]
+        self._index = self._committed % self._capacity
+        self._reserved = False
+        self._arrays = build_arrays(memory.schema, memory.capacity, memory.data)
+        self._slots: list[dict[str, Array] | None] = [None] * memory.capacity
+        self._fields = tuple((field.name, np.dtype(field.dtype), field.shape) for field in memory.schema.fields)
+
+    @property
+    def committed(self) -> int:
+        """Slots committed since the ring was made, predecessors' included."""
+        return self._committed
+
+    @property
+    def generation(self) -> int:
+        """This producer's generation, written into every slot."""
+        return self._generation
+
+    def try_reserve(self) -> Mapping[str, Array] | None:
+        """Writable views of the next slot, or None while the ring is full.
+
+        Calling it again before :meth:`commit` gives the same slot.  The views must not be written after ``commit``.
+        Raises RingClosedError or PeerLostError when nobody will read any more.
+        """
+        words = self._words
+        if words[W_STATE]:
+            self._check_open()
+        if self._committed - self._released >= self._limit:
+            self._released = words[W_RELEASED]
+            if not STORE_ORDER_STRONG:
+                # The consumer's reads of the slot come before its release; our writes must come after we saw that.
+                with self._fence:
+                    pass
+            if self._committed - self._released >= self._limit:
+                return None
+        self._reserved = True
+        slot = self._slots[self._index]
+        return self._make_slot() if slot is None else slot
+
+    def _make_slot(self) -> dict[str, Array]:
+        slot = {name: array[self._index, ...] for name, array in self._arrays.items()}
+        self._slots[self._index] = slot
+        return slot
+
+    def reserve(self, timeout_s: float | None = None) -> Mapping[str, Array] | None:
+        """As :meth:`try_reserve`, waiting up to ``timeout_s`` seconds (None: without limit) for space."""
+        slot = self.try_reserve()
+        if slot is not None or timeout_s == 0:
+            return slot
+        if not self._sleep_until(self._has_space, timeout_s):
+            return None
+        return self.try_reserve()
+
+    def _has_space(self) -> bool:
+        return bool(self._committed - self._words[W_RELEASED] < self._limit or self._words[W_STATE] & STOPS_PRODUCER)
+
+    def commit(self, *, version: int = 0, step: int = 0) -> None:
+        """Publish the reserved slot with the weight ``version`` that acted and the collector's ``step``."""
+        if not self._reserved:
+            raise RuntimeError(f"ring {self._memory.name!r}: commit() without a slot from try_reserve() or reserve()")
+        words = self._words
+        record = _META_BASE + self._index * META_WORDS
+        words[record + M_VERSION] = version
+        words[record + M_STEP] = step
+        words[record + M_GENERATION] = self._generation
+        words[record + M_TIMESTAMP] = time.monotonic_ns()
+        if not STORE_ORDER_STRONG:
+            with self._fence:
+                pass
+        self._reserved = False
+        self._committed += 1
+        self._index = self._committed % self._capacity
+        words[W_COMMITTED] = self._committed
+        # Publish before asking whether anybody sleeps: a store before a load, which x86-64 too reorders without a
+        # fence.
+        with self._fence:
+            pass
+        if words[W_CONSUMER_ASLEEP]:
+            self._memory.wake(W_CONSUMER_ASLEEP)
+
+    def push(
+        self, values: Mapping[str, npt.ArrayLike], *, version: int = 0, step: int = 0, timeout_s: float | None = None
+    ) -> bool:
+        """Copy ``values`` (one array per field, shape ``shape``) into the next slot and commit it.
+
+        False when ``timeout_s`` ran out before there was space.  The arrays may be reused as soon as this returns.  A
+        missing or unknown field, another shape, or a dtype that does not cast safely or within its kind raises
+        SchemaMismatchError and commits nothing.
+        """
+        slot = self.try_reserve()
+        if slot is None:
+            slot = self.reserve(timeout_s)
+            if slot is None:
+                return False
+        if len(values) != len(slot):
+            self._refuse(values)
+        for name, dtype, shape in self._fields:
+            try:
+                value = values[name]
+            except KeyError:
+                self._refuse(values)
+            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                value = self._convert(name, value, dtype, shape)
+            slot[name][...] = value
+        self.commit(version=version, step=step)
+        return True
+
+    def _refuse(self, values: Mapping[str, npt.ArrayLike]) -> NoReturn:
+        expected = set(self._memory.schema.names)
+        missing, unknown = sorted(expected - set(values)), sorted(set(values) - expected)
+        raise SchemaMismatchError(
+            f"ring {self._memory.name!r}: push() needs exactly the fields of the schema; missing {missing}, "
+            f"unknown {unknown}"
+        )
+
+    def _convert(self, name: str, value: npt.ArrayLike, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
+        array = np.asarray(value)
+        if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise SchemaMismatchError(
+                f"ring {self._memory.name!r}, field {name!r}: expected {dtype}{list(shape)}, got {array.dtype}"
+                f"{list(array.shape)}; convert it before push()"
+            )
+        return array
+
+    def _check_open(self) -> None:
+        state = self._words[W_STATE] & STOPS_PRODUCER
+        if state == CONSUMER_LOST:
+            raise PeerLostError(f"ring {self._memory.name!r}: the consumer died; nobody reads what would be written")
+        if state:
+            raise RingClosedError(f"ring {self._memory.name!r} is closed; nobody reads what would be written")
+
+    def close(self) -> None:
+        """Say that nothing more comes, and wake the consumer.  A reserved slot is dropped.  May be called twice."""
+        if not self._open:
+            return
+        self._data[B_PRODUCER_CLOSED] = 1
+        self._let_go()
+        with self._fence:
+            pass
+        self._memory.wake(W_CONSUMER_ASLEEP)
+        for slot in self._slots:
+            if slot is not None:
+                slot.clear()
+        self._arrays = {}
+        self._data.release()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
