@@ -62,9 +62,10 @@ def memory_nodes(root: str | os.PathLike[str] = "/") -> tuple[int, ...]:
     return online_nodes(root) if nodes is None else nodes
 
 
-def allowed_nodes(root: str | os.PathLike[str] = "/") -> tuple[int, ...] | None:
-    """Return ``Mems_allowed_list`` of the calling process, readable also where a filter refuses the policy calls."""
-    for line in (_text(Path(root) / "proc/self/status") or "").splitlines():
+def allowed_nodes(root: str | os.PathLike[str] = "/", pid: int | None = None) -> tuple[int, ...] | None:
+    """Return ``Mems_allowed_list`` of a process, readable also where a filter refuses the policy calls."""
+    process = "self" if pid is None else str(pid)
+    for line in (_text(Path(root) / "proc" / process / "status") or "").splitlines():
         name, _, value = line.partition(":")
         if name == "Mems_allowed_list":
             return parse_cpulist(value)
@@ -189,3 +190,22 @@ def check_room(what: str, need_bytes: int, *, have: tuple[str, int | None], root
                 f"{what} needs {format_bytes(need_bytes)}, but {place} has {format_bytes(bytes_left)} left; "
                 "use smaller rings (ring_capacity, ring_max_bytes), another node, or the memory policy 'preferred'"
             )
+
+
+def described(root: str | os.PathLike[str] = "/") -> bool:
+    """Return whether the kernel describes NUMA nodes at all."""
+    return _text(_node_dir(root) / "online") is not None
+
+
+def nodes_of_cpus(cpus: Iterable[int], root: str | os.PathLike[str] = "/") -> tuple[int, ...]:
+    """Return the nodes that ``cpus`` belong to, by the ``nodeN`` links of each CPU's folder."""
+    nodes: set[int] = set()
+    for cpu in cpus:
+        for link in (Path(root) / f"sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*"):
+            nodes.add(int(link.name[4:]))
+    return tuple(sorted(nodes))
+
+
+def online_cpus(root: str | os.PathLike[str] = "/") -> tuple[int, ...] | None:
+    """Return the online CPUs, or None where the kernel does not say."""
+    return _cpulist_file(Path(root) / "sys/devices/system/cpu/online")

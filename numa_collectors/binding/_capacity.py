@@ -1,0 +1,32 @@
+"""Whether a node can hold what is planned for it, before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from numa_collectors import _nodes
+
+if TYPE_CHECKING:
+    from numa_collectors.topo import Topology
+
+__all__ = ["check_capacity"]
+
+
+def check_capacity(topology: Topology | None, node: int | None, need_bytes: int, *, what: str = "the plan") -> None:
+    """Raise ``NodeCapacityError`` if ``node`` cannot hold ``need_bytes``; it says need, have and where.
+
+    With a topology its figures count (free plus reclaimable memory, less the kernel's watermarks); ``None`` asks the
+    running kernel.  ``node=None`` stands for all nodes that the process may allocate from.  A memory limit of the
+    process's cgroups counts too.
+    """
+    place = "this process's NUMA nodes" if node is None else f"node {node}"
+    have = _nodes.node_headroom_bytes(node) if topology is None else _headroom(topology, node)
+    _nodes.check_room(what, need_bytes, have=(place, have))
+
+
+def _headroom(topology: Topology, node: int | None) -> int:
+    nodes = topology.nodes if node is None else (topology.node(node),)
+    usable = [one for one in nodes if one.id in topology.nodes_allowed]
+    return sum(
+        max(0, one.free_bytes + one.reclaimable_bytes - _nodes.reserve_bytes(one.memory_bytes)) for one in usable
+    )
