@@ -11,7 +11,6 @@ import functools
 import mmap
 import os
 import sys
-import tempfile
 import threading
 from array import array
 from collections.abc import Callable, Mapping
@@ -97,12 +96,14 @@ def open_anonymous(name: str) -> int:
     """Return a descriptor of an empty file that has no name, closed on exec."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    if os.name != "posix":
+    if sys.platform == "win32":
         raise BindingError(
             f"expected a POSIX system for shared regions, got {sys.platform}; use Linux (or WSL 2), or the trainer's "
             "inline mode, which shares nothing",
             code="shared-memory-unsupported",
         )
+    import tempfile
+
     descriptor, path = tempfile.mkstemp(prefix=f"{name}-")
     os.unlink(path)
     return descriptor
