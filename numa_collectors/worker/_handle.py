@@ -1,0 +1,361 @@
+"""The parent's side of one worker process: its life, its messages, its end.
+
+Every method may be called from any thread.  A process is recognised as dead without being reaped, so that its pid and
+group cannot yet belong to anybody else while what remains of the group is killed; only then is it reaped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from numa_collectors.binding import BindReport, Drift
+from numa_collectors.errors import NumaCollectorsError
+from numa_collectors.worker._channel import UNREADABLE, ParentEnd, make_pair
+from numa_collectors.worker._control import Control
+from numa_collectors.worker._failure import FailureKind, WorkerFailure, hint_for, signal_name
+from numa_collectors.worker._guardian import new_mark
+from numa_collectors.worker._launcher import shared_launcher
+from numa_collectors.worker._memory_events import OomKills
+from numa_collectors.worker._spawn import WorkerProcess
+from numa_collectors.worker._stacks import StackFile
+
+if TYPE_CHECKING:
+    from numa_collectors.worker._pinned import PinnedWorker
+
+__all__ = ["Handle", "kill_all_workers", "wait_any"]
+
+# A worker that has reported its own exception gets this long for its teardown() and its exit.
+_DYING_GRACE_S = 5.0
+
+
+class Handle:
+    """One process, from its start to its last message."""
+
+    def __init__(self, worker: PinnedWorker) -> None:
+        self.worker = worker
+        self.lock = threading.RLock()
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+        self.bind_report: BindReport | None = None
+        self.drift: tuple[Drift, ...] = ()
+        self.drift_number = 0
+        self.stats: Any = None
+        self.events: collections.deque[Any] = collections.deque()
+        self.result: Any = None
+        self.ready = False
+        self.done = False
+        self.finished = False
+        self.reaped = False
+        self.reported = False
+        self.stop_requested = False
+        self.kill_requested = False
+        self.failure: WorkerFailure | None = None
+        self.started_at = time.monotonic()
+        # Last values of the control words, kept when the page is gone.
+        self.phase, self.heartbeats, self.num_steps = "spawn", 0, 0
+        self._verdict: tuple[FailureKind, str | None, str | None] | None = None
+        self._record: dict[str, Any] | None = None
+        self._dying_since: float | None = None
+        self._mark = new_mark()
+        self._pidfd = -1
+        self._oom_before = OomKills(None, None, None)
+        self._owner_pid = os.getpid()
+        with contextlib.ExitStack() as undo:
+            self.control = Control.create(worker.name)
+            undo.callback(self.control.close)
+            self._socket, self._child_socket = make_pair()
+            undo.callback(self._socket.close)
+            undo.callback(self._child_socket.close)
+            self.stacks = StackFile(worker.name)
+            undo.pop_all()
+        self._channel = ParentEnd(self._socket, self.control)
+        self._process = WorkerProcess(
+            worker, self.control.region, self._child_socket, self.stacks.descriptor, self._remember_pid
+        )
+        self._launcher = worker.launcher or shared_launcher.acquire()
+
+    # Birth.
+
+    def start(self) -> None:
+        """Start the process; on an exception nothing is left of it."""
+        try:
+            self._launcher.start_process(self._start_in_launcher, self.worker.bind, self._mark)
+        except BaseException:
+            with self.lock:
+                self.kill_requested = True  # a start that is still queued finds this and gives up
+                if self.pid is None:
+                    self._release()
+                else:
+                    self._signal_group(signal.SIGKILL)
+            self.join(5.0)
+            raise
+
+    def _start_in_launcher(self) -> None:
+        with self.lock:
+            if self.kill_requested:
+                raise NumaCollectorsError(f"{self.worker.name} was stopped before it was started")
+            self._oom_before = OomKills.read()
+            try:
+                self._process.start()
+            except BrokenPipeError:
+                if self.pid is None:
+                    raise
+                # It died while it was being given its work: an exit like any other, seen by the next check().
+            finally:
+                self._process.release_payload()
+                self._child_socket.close()
+            _live.add(self)
+
+    def _remember_pid(self, pid: int) -> None:
+        self.pid = pid
+        self._launcher.guardian.watch(pid)
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._pidfd = os.pidfd_open(pid)
+            except OSError:  # before Linux 5.3, or no descriptor left: the sentinel pipe serves, a little later
+                self._pidfd = -1
+
+    # Messages and death.
+
+    def check(self) -> None:
+        """Take the messages that have come, notice death, reap; never blocks."""
+        with self.lock:
+            if not self.alive:
+                return
+            self._take_messages()
+            self.phase, self.heartbeats = self.control.phase, self.control.heartbeats
+            self.num_steps = self.control.steps
+            if self._is_dead():
+                self._reap()
+            elif self._dying_since is not None and time.monotonic() - self._dying_since > _DYING_GRACE_S:
+                self._signal_group(signal.SIGKILL)
+
+    def _take_messages(self) -> None:
+        for kind, body in self._channel.drain():
+            self._take(kind, body)
+
+    def _take(self, kind: str, body: Any) -> None:
+        if kind in ("stats", "result", "bind_report"):
+            setattr(self, kind, body)
+        elif kind == "event":
+            self.events.append(body)
+        elif kind == "ready":
+            self.ready, self.drift = True, body
+        elif kind == "drift":
+            self.drift_number, self.drift = body
+        elif kind == "done":
+            self.done, self.finished = True, body
+        elif kind == "failed":
+            self._record, self._dying_since = body, time.monotonic()
+        elif kind == "also" and self._record is not None:
+            self._record["traceback"] += "\n" + body
+        elif kind == UNREADABLE:
+            self._record = {"phase": self.phase, "message": f"sent what its parent cannot unpickle ({body})"}
+            self._signal_group(signal.SIGKILL)
+
+    def _is_dead(self) -> bool:
+        assert self.pid is not None
+        if not hasattr(os, "waitid"):
+            return self._process.exitcode is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # reaped by somebody else in this process
+            return True
+
+    def _reap(self) -> None:
+        assert self.pid is not None
+        seen_at_ns = time.monotonic_ns()
+        self._signal_group(signal.SIGKILL, leader=False)  # the zombie keeps the group's number from reuse
+        self._launcher.guardian.forget(self.pid, self._mark)
+        self.exit_code = self._collect_exit_code(self.pid)
+        self._take_messages()
+        self.phase, self.heartbeats = self.control.phase, self.control.heartbeats
+        self.num_steps = self.control.steps
+        last_ns = self.control.heartbeat_ns
+        age_s = (seen_at_ns - last_ns) / 1e9 if last_ns else None
+        self.failure = self._judge(age_s)
+        self.reaped = True
+        _live.discard(self)
+        self._release()
+
+    def _collect_exit_code(self, pid: int) -> int | None:
+        if self._process._popen is None:  # type: ignore[attr-defined]
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        code = self._process.exitcode
+        if code is None:
+            # SIGCHLD is ignored in this process, or somebody waited for all children: the status is lost.
+            self._process._popen.returncode = 255  # type: ignore[attr-defined]
+        self._process.join()
+        self._process.close()
+        return code
+
+    def _judge(self, age_s: float | None) -> WorkerFailure | None:
+        """Decide how the worker ended.  Only its own word counts as success, never an exit code."""
+        code = self.exit_code
+        kind, hint, stack = self._verdict or (None, None, None)
+        record = self._record or {}
+        if kind is None:
+            if self._record is not None:
+                kind, hint = "refused" if "code" in record else "raised", record.get("hint")
+            elif self.kill_requested or (self.done and code == 0):
+                return None
+            else:
+                kind = "died" if code is None or code < 0 or self.done else "left"
+                out_of_memory = OomKills.read().explain_since(self._oom_before)
+                hint = hint_for(code, self.phase, out_of_memory)
+                stack = self.stacks.read_new()
+        return WorkerFailure(
+            role=self.worker.role,
+            rank=self.worker.rank,
+            generation=self.worker.generation,
+            kind=kind,
+            pid=self.pid,
+            exit_code=code,
+            signal_name=signal_name(code),
+            phase=record.get("phase", self.phase),
+            last_heartbeat_age_s=age_s,
+            traceback=record.get("traceback"),
+            stack=stack,
+            hint=hint,
+            message=record.get("message"),
+            num_steps=self.num_steps,
+            finished=self.done,
+            code=record.get("code"),
+            errno=record.get("errno"),
+        )
+
+    def _release(self) -> None:
+        """Close every descriptor; what was learned stays."""
+        self._process.release_payload()
+        self._child_socket.close()
+        self._channel.close()
+        self.stacks.close()
+        self.control.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self.worker.launcher is None:
+            shared_launcher.release(self._launcher)
+
+    # Orders.
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process that has not been reaped; in a fork of the parent there is none."""
+        return self.pid is not None and not self.reaped and self._owner_pid == os.getpid()
+
+    @property
+    def excused(self) -> bool:
+        """Whether a lack of heartbeats means nothing now."""
+        return not self.ready or self.stop_requested or self._dying_since is not None or self.control.waiting
+
+    def request_stop(self) -> None:
+        """Set the stop flag."""
+        with self.lock:
+            self.stop_requested = True
+            if self.alive:
+                self.control.request_stop()
+
+    def kill(self) -> None:
+        """SIGKILL to the worker's process group; no failure is recorded for it."""
+        with self.lock:
+            self.kill_requested = True
+            self._signal_group(signal.SIGKILL)
+
+    def condemn(self, kind: FailureKind, hint: str | None, stack: str | None) -> None:
+        """Record why, once; the first verdict stands."""
+        with self.lock:
+            if self._verdict is None and not self.reaped:
+                self._verdict = (kind, hint, stack)
+
+    def terminate(self) -> None:
+        """SIGTERM to the group, and SIGCONT so that a stopped process gets it."""
+        with self.lock:
+            self._signal_group(signal.SIGTERM)
+            self._signal_group(signal.SIGCONT)
+
+    def force(self) -> None:
+        """SIGKILL to the group, on a verdict that has been recorded."""
+        with self.lock:
+            self._signal_group(signal.SIGKILL)
+
+    def ask_for_stack(self) -> bool:
+        """Send the stack signal where it has a handler; False where no answer can come."""
+        with self.lock:
+            return self.alive and self.pid is not None and self.stacks.ask(self.pid, self.control.stack_ready)
+
+    def stack_answered(self) -> bool:
+        """Whether the answer to :meth:`ask_for_stack` is whole, or will not come."""
+        with self.lock:
+            return self.reaped or self.stacks.answered(time.monotonic())
+
+    def _signal_group(self, number: int, *, leader: bool = True) -> None:
+        if self.pid is None or not self.alive:
+            return
+        # The leader by itself too: it may not have made its group yet.
+        for send in (os.killpg, os.kill) if leader else (os.killpg,):
+            try:
+                send(self.pid, number)
+            except ProcessLookupError:
+                continue
+
+    # Waiting.
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait for the end, taking messages meanwhile; False after ``timeout_s``."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self.check()
+            if not self.alive:
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            wait_any([self], None if deadline is None else deadline - time.monotonic())
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what becomes readable when there is something to check; empty once reaped."""
+        with self.lock:
+            if not self.alive:
+                return ()
+            # The sentinel is a pipe whose other end a forked grandchild may hold; a pidfd reports the process itself.
+            end = self._pidfd if self._pidfd >= 0 else self._process.sentinel
+            return (self._socket.fileno(), end)
+
+
+def wait_any(handles: Iterable[Handle], timeout_s: float | None) -> None:
+    """Block until one of the workers has a message or has ended, at most ``timeout_s``, and half a second in any case.
+
+    The bound covers descriptors that another thread closed meanwhile and workers that another thread started.
+    """
+    poller = select.poll()
+    for handle in handles:
+        for descriptor in handle.descriptors():
+            poller.register(descriptor, select.POLLIN)
+    poller.poll(1000 * max(0.0, min(0.5, 0.5 if timeout_s is None else timeout_s)))
+
+
+_live: set[Handle] = set()
+
+
+def kill_all_workers() -> None:
+    """Kill and reap every worker of this process: for a second Ctrl-C and for the interpreter's exit."""
+    handles = list(_live)
+    for handle in handles:
+        handle.kill()
+    for handle in handles:
+        handle.join(2.0)
+
+
+# Registered after multiprocessing's own handler, which joins children without a bound, hence run before it.
+atexit.register(kill_all_workers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_live.clear)

@@ -1,0 +1,84 @@
+"""Who hangs: heartbeats that stand still, starts that take too long.  Never blocks the thread that looks."""
+
+from __future__ import annotations
+
+import time
+
+from numa_collectors.worker._failure import FailureKind
+from numa_collectors.worker._handle import Handle
+from numa_collectors.worker._stacks import process_state
+
+__all__ = ["Monitor"]
+
+
+class _Stopwatch:
+    """Time without movement, as far as it was watched.
+
+    One gap between two looks counts for at most a quarter of the limit: where the whole host slept, or the looking
+    process itself was stopped, the others had no chance to move either.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.limit_s = limit_s
+        self.still_s = 0.0
+        self._last_look: float | None = None
+
+    def look(self, now: float, *, moved: bool) -> bool:
+        """Add the time since the last look; True when the limit is reached."""
+        if self.limit_s is None:
+            return False
+        gap_s = 0.0 if self._last_look is None else now - self._last_look
+        self._last_look = now
+        self.still_s = 0.0 if moved else self.still_s + min(gap_s, self.limit_s / 4)
+        return self.still_s >= self.limit_s
+
+
+class Monitor:
+    """Watches one process: :meth:`look` as often as you like, at least four times in the shorter of the limits."""
+
+    def __init__(self, handle: Handle, *, hang_timeout_s: float | None, start_timeout_s: float | None) -> None:
+        self._handle = handle
+        self._silence = _Stopwatch(hang_timeout_s)
+        self._starting = _Stopwatch(start_timeout_s)
+        self._heartbeats = -1
+        self._sentence: tuple[FailureKind, str] | None = None
+
+    def look(self) -> None:
+        """Take messages, notice death and hanging; a worker that hangs is asked for its stack, then killed."""
+        handle, now = self._handle, time.monotonic()
+        with handle.lock:
+            handle.check()
+            if not handle.alive or handle.kill_requested:
+                return
+            if self._sentence is None:
+                self._sentence = self._start_overdue(now) or self._silent_too_long(now)
+                if self._sentence is None:
+                    return
+                handle.ask_for_stack()
+            # The answer takes the worker some milliseconds: a later look fetches it.
+            if handle.stacks.answered(now):
+                kind, hint = self._sentence
+                handle.condemn(kind, hint, handle.stacks.read_new())
+                handle.force()
+
+    def _start_overdue(self, now: float) -> tuple[FailureKind, str] | None:
+        if not self._starting.look(now, moved=self._handle.ready or self._handle.stop_requested):
+            return None
+        hint = f"setup() had not returned after {self._starting.limit_s:g} s; {self._state_hint('give it more time')}"
+        return "start-timeout", hint
+
+    def _silent_too_long(self, now: float) -> tuple[FailureKind, str] | None:
+        moved = self._handle.heartbeats != self._heartbeats or self._handle.excused
+        self._heartbeats = self._handle.heartbeats
+        if not self._silence.look(now, moved=moved):
+            return None
+        advice = "a step that takes long calls heartbeat(), one that blocks on purpose does so inside waiting()"
+        return "hung", f"no heartbeat for {self._silence.still_s:.1f} s; {self._state_hint(advice)}"
+
+    def _state_hint(self, advice: str) -> str:
+        state = None if self._handle.pid is None else process_state(self._handle.pid)
+        if state in ("T", "t"):
+            return "the process is stopped (SIGSTOP, or a debugger holds it)"
+        if state == "D":
+            return "the process is in an uninterruptible kernel call (a disk, a network file system, a driver)"
+        return advice

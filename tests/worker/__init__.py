@@ -1,0 +1,1 @@
+"""Tests of the worker; its worker classes are imported by spawned processes."""

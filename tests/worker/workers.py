@@ -1,0 +1,137 @@
+"""Worker classes for the tests: light, importable by a spawned child."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from numa_collectors.worker import PinnedWorker
+
+# A read of an empty pipe is restarted after a signal handler (SA_RESTART), unlike a sleep: stuck for good.
+_READ = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def stuck_in_c(*, holding_gil: bool) -> None:
+    """Block for ever in a C call."""
+    library = (ctypes.PyDLL if holding_gil else ctypes.CDLL)(None)
+    library.read.argtypes = _READ
+    descriptor, _ = os.pipe()
+    library.read(descriptor, ctypes.create_string_buffer(1), 1)
+
+
+class Idle(PinnedWorker):
+    """Waits to be stopped."""
+
+    def step(self) -> bool | None:
+        with self.waiting():
+            time.sleep(0.002)
+        return None
+
+
+class Counting(PinnedWorker):
+    """Takes a number of steps, then is done; results, statistics and events on the way."""
+
+    def __init__(self, num: int, **options: Any) -> None:
+        self.num = num
+        super().__init__(**options)
+        self.count = 0
+
+    def setup(self) -> None:
+        self.send_event({"hello": self.name, "generation": self.generation})
+
+    def step(self) -> bool | None:
+        self.count += 1
+        self.post_stats({"count": self.count})
+        return self.count >= self.num
+
+    def teardown(self) -> None:
+        self.set_result({"count": self.count, "pid": os.getpid()})
+
+
+class Misbehaving(PinnedWorker):
+    """Does what it is told in the phase it is told."""
+
+    def __init__(self, phase: str, what: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.phase_of_it = phase
+        self.what = what
+
+    def setup(self) -> None:
+        self._perhaps("setup")
+
+    def step(self) -> bool | None:
+        self._perhaps("step")
+        return self.phase_of_it == "teardown"
+
+    def teardown(self) -> None:
+        self._perhaps("teardown")
+
+    def _perhaps(self, phase: str) -> None:
+        if phase == self.phase_of_it:
+            self.send_event({"about to": self.what})
+            misbehave(self.what)
+        elif phase == "step" and self.phase_of_it == "stop":
+            with self.waiting():
+                time.sleep(0.002)
+
+
+def misbehave(what: str) -> None:
+    """Do one bad thing."""
+    if what == "raise":
+        raise ValueError("planted")
+    if what == "exit 0":
+        sys.exit(0)
+    if what == "os._exit 0":
+        os._exit(0)
+    if what == "os._exit 3":
+        os._exit(3)
+    if what == "segfault":
+        ctypes.string_at(0)
+    if what == "wait":
+        threading.Event().wait()
+    if what in ("stuck", "stuck holding the GIL"):
+        stuck_in_c(holding_gil=what != "stuck")
+
+
+class BadImport(PinnedWorker):
+    """Cannot be loaded in the child."""
+
+    def __init__(self, what: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.bomb = Bomb(what)
+
+    def step(self) -> bool | None:
+        return True
+
+
+class Bomb:
+    """Misbehaves while it is being unpickled, as an import of a user's module may."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (misbehave, (self.what,))
+
+
+class Parent(PinnedWorker):
+    """Starts processes of its own: one in its group, one in a session of its own, one forked."""
+
+    def setup(self) -> None:
+        command = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
+        self.children = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
+        forked = os.fork()
+        if forked == 0:
+            time.sleep(600)
+            os._exit(0)
+        self.send_event({"pids": [*(child.pid for child in self.children), forked]})
+
+    def step(self) -> bool | None:
+        with self.waiting():
+            time.sleep(0.002)
+        return None
