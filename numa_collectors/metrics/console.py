@@ -48,8 +48,8 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _number(value: float | None, form: str = ",.0f") -> str:
-    return "-" if value is None else format(value, form)
+def _number(value: float | None, form: str = ",.0f", unit: str = "") -> str:
+    return "-" if value is None else format(value, form) + unit
 
 
 def progress_text(point: LogPoint) -> str:
@@ -143,11 +143,14 @@ def render_panel(point: LogPoint, title: str = "numa_collectors") -> RenderableT
     from rich.console import Group
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
+    from rich.table import Table
     from rich.text import Text
 
     parts: list[Any] = [Text(progress_text(point))]
     if point.target_env_steps is not None:
-        parts.append(ProgressBar(total=point.target_env_steps, completed=min(point.step, point.target_env_steps)))
+        bar = Table.grid(expand=True)  # a bar by itself ends no line
+        bar.add_row(ProgressBar(total=point.target_env_steps, completed=min(point.step, point.target_env_steps)))
+        parts.append(bar)
     parts += [_rates_table(point), _collectors_table(point.collectors)]
     parts.append(
         Text(point.bottleneck.text, style="bold yellow" if point.bottleneck.kind != "balanced" else "bold green")
@@ -172,16 +175,16 @@ def _rates_table(point: LogPoint) -> Any:
             "length",
             _number(scalars.get("rollout/mean_ep_len"), ".1f"),
         ),
-        ("updating", _number(scalars.get("perf/learn_pct"), ".0f") + " %", "updates", f"{point.updates:,}"),
+        ("updating", _number(scalars.get("perf/learn_pct"), ".0f", " %"), "updates", f"{point.updates:,}"),
         (
             "waiting for data",
-            _number(scalars.get("wait/data_pct"), ".0f") + " %",
+            _number(scalars.get("wait/data_pct"), ".0f", " %"),
             "version",
             _number(scalars.get("async/weight_version")),
         ),
         (
             "publish",
-            _number(scalars.get("transport/publish_ms"), ".2f") + " ms",
+            _number(scalars.get("transport/publish_ms"), ".2f", " ms"),
             "updates/step",
             _number(scalars.get("async/utd"), ".4g"),
         ),
@@ -195,12 +198,14 @@ def _rates_table(point: LogPoint) -> Any:
 
 
 def _collectors_table(collectors: tuple[WorkerView, ...]) -> Any:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(expand=True)
-    for column in ("collector", "steps/s", "lag", "max", "ring", "waits", "restarts", "placement"):
-        table.add_column(column, justify="left" if column in ("collector", "placement") else "right")
+    table = Table(expand=True, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in ("collector", "steps/s", "lag", "max", "ring", "waits", "gen"):
+        table.add_column(column, justify="left" if column == "collector" else "right", no_wrap=True)
+    table.add_column("placement", overflow="fold")
     for view in collectors:
         lag = view.lag
         table.add_row(
@@ -209,7 +214,7 @@ def _collectors_table(collectors: tuple[WorkerView, ...]) -> Any:
             _number(None if lag is None else lag.mean, ".1f"),
             _number(None if lag is None else lag.max),
             _number(view.ring_fill, ".0%"),
-            _number(view.wait_space_pct, ".0f") + " %",
+            _number(view.wait_space_pct, ".0f", "%"),
             str(view.generation),
             Text(view.placement),
         )
