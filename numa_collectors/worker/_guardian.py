@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pkgutil
-import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["MARK_VARIABLE", "Guardian", "new_mark"]
 
@@ -109,6 +111,8 @@ class Guardian:
             return
         if process.stdin is not None:
             process.stdin.close()
+        import subprocess
+
         try:
             process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -117,6 +121,10 @@ class Guardian:
 
 
 def _start_process() -> subprocess.Popen[bytes]:
+    # Here, since a worker's process imports this module too and starts no guardian.
+    import pkgutil
+    import subprocess
+
     program = pkgutil.get_data("numa_collectors.worker", "_guardian_main.py")
     if program is None:
         raise FileNotFoundError("numa_collectors/worker/_guardian_main.py is missing: the installation is damaged")

@@ -48,6 +48,7 @@ class Handle:
         self.bind_report: BindReport | None = None
         self.drift: tuple[Drift, ...] = ()
         self.drift_number = 0
+        self.num_messages = 0
         self.stats: Any = None
         self.events: collections.deque[Any] = collections.deque()
         self.result: Any = None
@@ -144,6 +145,7 @@ class Handle:
             self._take(kind, body)
 
     def _take(self, kind: str, body: Any) -> None:
+        self.num_messages += 1
         if kind in ("stats", "result", "bind_report"):
             setattr(self, kind, body)
         elif kind == "event":
@@ -256,7 +258,16 @@ class Handle:
     @property
     def excused(self) -> bool:
         """Whether a lack of heartbeats means nothing now."""
-        return not self.ready or self.stop_requested or self._dying_since is not None or self.control.waiting
+        return self._may_be_silent or self.control.waiting
+
+    @property
+    def waiting_only(self) -> bool:
+        """Whether :attr:`excused` rests on the worker's wait alone."""
+        return self.control.waiting and not self._may_be_silent
+
+    @property
+    def _may_be_silent(self) -> bool:
+        return not self.ready or self.stop_requested or self._dying_since is not None
 
     def request_stop(self) -> None:
         """Set the stop flag."""

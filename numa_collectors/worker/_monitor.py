@@ -68,12 +68,17 @@ class Monitor:
         return "start-timeout", hint
 
     def _silent_too_long(self, now: float) -> tuple[FailureKind, str] | None:
-        moved = self._handle.heartbeats != self._heartbeats or self._handle.excused
+        moved = self._handle.heartbeats != self._heartbeats or (self._handle.excused and not self._stopped_waiting())
         self._heartbeats = self._handle.heartbeats
         if not self._silence.look(now, moved=moved):
             return None
         advice = "a step that takes long calls heartbeat(), one that blocks on purpose does so inside waiting()"
         return "hung", f"no heartbeat for {self._silence.still_s:.1f} s; {self._state_hint(advice)}"
+
+    def _stopped_waiting(self) -> bool:
+        """Whether the only excuse is a wait from which the worker cannot wake, since its process is stopped."""
+        handle = self._handle
+        return handle.waiting_only and handle.pid is not None and process_state(handle.pid) in ("T", "t")
 
     def _state_hint(self, advice: str) -> str:
         state = None if self._handle.pid is None else process_state(self._handle.pid)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import context, reduction
@@ -31,6 +30,8 @@ def anonymous_file(name: str) -> int:
     """Return the descriptor of an empty file without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
+    import tempfile  # costs a child 15 ms of imports, and Linux has no need of it
+
     descriptor, path = tempfile.mkstemp(prefix="numa_collectors_")
     os.unlink(path)
     return descriptor

@@ -135,3 +135,58 @@ class Parent(PinnedWorker):
         with self.waiting():
             time.sleep(0.002)
         return None
+
+
+class Chatty(PinnedWorker):
+    """Says more than a parent that does not listen can take at once."""
+
+    def step(self) -> bool | None:
+        for number in range(40):
+            self.send_event({"number": number, "text": "x" * 10_000})
+        for count in range(2000):
+            self.post_stats({"count": count})
+        return True
+
+    def teardown(self) -> None:
+        self.set_result(b"r" * 3_000_000)
+
+
+class Reporting(PinnedWorker):
+    """Says where it runs as its first act; may leave its place later."""
+
+    def __init__(self, stray_to: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.stray_to = stray_to
+
+    def setup(self) -> None:
+        affinity = sorted(os.sched_getaffinity(0))
+        self.send_event({"affinity": affinity, "threads": os.environ.get("OMP_NUM_THREADS")})
+
+    def step(self) -> bool | None:
+        if self.stray_to is not None:
+            os.sched_setaffinity(0, {self.stray_to})
+        with self.waiting():
+            time.sleep(0.002)
+        return None
+
+
+class Busy(PinnedWorker):
+    """One step that takes for ever and beats."""
+
+    def step(self) -> bool | None:
+        self.send_event({"in": "step"})
+        while not self.should_stop:
+            self.heartbeat()
+            time.sleep(0.002)
+        return None
+
+
+class Waiting(PinnedWorker):
+    """One step that waits on purpose until it is stopped."""
+
+    def step(self) -> bool | None:
+        with self.waiting():
+            self.send_event({"in": "waiting"})
+            while not self.should_stop:
+                time.sleep(0.002)
+        return None
