@@ -140,6 +140,11 @@ class Consumer(Endpoint):
         self._committed: int = self._words[W_COMMITTED]
         self._views = _Views(memory)
 
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._committed = self._released
+        self._views.drop()
+
     @property
     def memory(self) -> RingMemory:
         """The mapped ring."""
@@ -162,9 +167,11 @@ class Consumer(Endpoint):
         the same slots.  A closed or lost producer's slots are still delivered; then this stays None and
         :attr:`closed` is True.
         """
+        if max_slots is not None and max_slots < 1:
+            raise ValueError(f"max_slots must be at least 1, got {max_slots}")
         released = self._released
         available = self._committed - released
-        if available == 0 or (max_slots is not None and available < max_slots):
+        if max_slots is None or available < max_slots:
             self._committed = self._words[W_COMMITTED]
             if not STORE_ORDER_STRONG:
                 # Data must be read after the cursor that covers it.
@@ -176,8 +183,6 @@ class Consumer(Endpoint):
         start = released % self._capacity
         available = min(available, self._capacity - start)
         if max_slots is not None and max_slots < available:
-            if max_slots < 1:
-                raise ValueError(f"max_slots must be at least 1, got {max_slots}")
             available = max_slots
         return Span(self._views, start, start + available)
 

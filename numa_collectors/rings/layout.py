@@ -88,6 +88,8 @@ def ring_bytes(schema: Schema, capacity: int) -> int:
 
 def build_arrays(schema: Schema, capacity: int, data: memoryview) -> dict[str, Array]:
     """One array ``(capacity, *shape)`` per field over ``data``, every slot beginning on a cache line of its own."""
+    # np.ndarray(buffer=memoryview) exports nothing, so that the memory could be unmapped under it; np.frombuffer does.
+    flat = np.frombuffer(data, np.uint8)
     arrays: dict[str, Array] = {}
     offset = HEADER_BYTES + capacity * META_BYTES
     for field in schema.fields:
@@ -97,7 +99,7 @@ def build_arrays(schema: Schema, capacity: int, data: memoryview) -> dict[str, A
             strides[axis] = strides[axis + 1] * field.shape[axis + 1]
         stride = padded(field.nbytes)
         arrays[field.name] = np.ndarray(
-            (capacity, *field.shape), dtype, buffer=data, offset=offset, strides=(stride, *strides)
+            (capacity, *field.shape), dtype, buffer=flat, offset=offset, strides=(stride, *strides)
         )
         offset += capacity * stride
     return arrays
@@ -106,7 +108,7 @@ def build_arrays(schema: Schema, capacity: int, data: memoryview) -> dict[str, A
 def build_metadata(capacity: int, data: memoryview) -> npt.NDArray[np.int64]:
     """The metadata records as ``(capacity, META_WORDS)`` int64."""
     metadata: npt.NDArray[np.int64] = np.ndarray(
-        (capacity, META_WORDS), np.dtype(np.int64), buffer=data, offset=HEADER_BYTES
+        (capacity, META_WORDS), np.dtype(np.int64), buffer=np.frombuffer(data, np.uint8), offset=HEADER_BYTES
     )
     return metadata
 

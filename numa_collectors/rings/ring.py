@@ -29,6 +29,26 @@ from numa_collectors.shm import Region, RegionPolicy
 __all__ = ["TransitionRing"]
 
 
+class _SharedBell:
+    """The region of a bell, unmapped with the last of the rings of this process that use it."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._num_users = 0
+
+    def open(self) -> Doorbell:
+        self._num_users += 1
+        return Doorbell(self._region.buf, self._region.address)
+
+    def drop(self) -> None:
+        self._num_users -= 1
+        if not self._num_users:
+            self._region.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_SharedBell, (self._region,))
+
+
 class TransitionRing:
     """A bounded single-producer single-consumer queue of slots in shared memory.
 
@@ -36,7 +56,7 @@ class TransitionRing:
     or :meth:`consumer`.  Nothing is dropped: a full ring makes the producer wait.
     """
 
-    def __init__(self, region: Region, schema: Schema, name: str, bell: Region | None = None) -> None:
+    def __init__(self, region: Region, schema: Schema, name: str, bell: _SharedBell | None = None) -> None:
         """Attach to the ring of ``schema`` in ``region``; SchemaMismatchError when the region holds something else.
 
         Use :meth:`create` to make one.
@@ -45,12 +65,18 @@ class TransitionRing:
         self.name = name
         self.schema = schema
         self.region = region
-        self._bell_region = bell
+        self._bell = bell
         data = region.buf
         with data[: len(data) // 8 * 8].cast("q") as words:
             self.capacity, self.max_lead_slots = check_header(words, schema, len(data), name)
         self._memory = RingMemory(
-            name, schema, self.capacity, self.max_lead_slots, data, region.address, _open_bell(bell)
+            name,
+            schema,
+            self.capacity,
+            self.max_lead_slots,
+            data,
+            region.address,
+            None if bell is None else bell.open(),
         )
         self._ends: list[Producer | Consumer] = []
         self._open = True
@@ -100,9 +126,10 @@ class TransitionRing:
         bell = Doorbell(region.buf, region.address)
         bell.found()
         bell.release()
+        shared = _SharedBell(region)
         for ring in rings:
-            ring._bell_region = region
-            ring._memory.bell = _open_bell(region)
+            ring._bell = shared
+            ring._memory.bell = shared.open()
 
     @property
     def committed(self) -> int:
@@ -169,8 +196,9 @@ class TransitionRing:
                 self.shut()
             self._memory.release()
         self.region.close()
-        if self._bell_region is not None:
-            self._bell_region.close()
+        if self._bell is not None:
+            self._bell.drop()
+            self._bell = None
 
     def __enter__(self) -> TransitionRing:
         return self
@@ -181,8 +209,4 @@ class TransitionRing:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (TransitionRing, (self.region, self.schema, self.name, self._bell_region))
-
-
-def _open_bell(region: Region | None) -> Doorbell | None:
-    return None if region is None else Doorbell(region.buf, region.address)
+        return (TransitionRing, (self.region, self.schema, self.name, self._bell))

@@ -127,9 +127,12 @@ class WeightSpec:
 
         bfloat16 and float8 tensors are unsigned integers of the same size.
         """
+        # np.ndarray(buffer=memoryview) exports nothing, so that the memory could be unmapped under it; np.frombuffer
+        # does.
+        flat = np.frombuffer(buffer, np.uint8)
         return {
             tensor.name: np.ndarray(
-                tensor.shape, storage_dtype(tensor.dtype), buffer=buffer, offset=offset + self.offsets[tensor.name]
+                tensor.shape, storage_dtype(tensor.dtype), buffer=flat, offset=offset + self.offsets[tensor.name]
             )
             for tensor in self.tensors
         }

@@ -1,0 +1,306 @@
+"""What the conformance suite does not ask of every ring: ownership, forks, leads, waiting on many, closing from
+outside.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from numa_collectors import _futex
+from numa_collectors.errors import NumaCollectorsError, PeerLostError, RingClosedError
+from numa_collectors.rings import Consumer, Field, Producer, Schema, TransitionRing, wait_any
+from numa_collectors.rings import consumer as consumer_module
+from numa_collectors.rings.layout import W_CONSUMER_ASLEEP, W_PRODUCER_ASLEEP
+
+SMALL = Schema([Field("x", "int64")])
+SOON_S = 20.0
+
+
+def put(producer: Producer, value: int) -> bool:
+    return producer.push({"x": np.asarray(value)}, step=value, timeout_s=0)
+
+
+def in_thread(action: Callable[[], object], until_asleep: Callable[[], bool]) -> tuple[threading.Thread, list[object]]:
+    """Run ``action`` in a thread, and return once it sleeps in the kernel."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(action())
+        except NumaCollectorsError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    deadline = time.monotonic() + SOON_S
+    while not until_asleep():
+        assert time.monotonic() < deadline, "it never went to sleep"
+    return thread, outcome
+
+
+def asleep(ring: TransitionRing, word: int) -> Callable[[], bool]:
+    return lambda: bool(ring._memory.words[word])
+
+
+def test_a_second_live_producer_is_refused() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        ring.producer()
+        with pytest.raises(NumaCollectorsError, match=rf"live producer already \(pid {os.getpid()}\)"):
+            ring.producer(generation=1)
+
+
+def test_a_second_live_consumer_is_refused() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        first = ring.consumer()
+        with pytest.raises(NumaCollectorsError, match="live consumer already"):
+            ring.consumer()
+        first.close()
+        ring.consumer()
+
+
+def test_a_successor_needs_a_higher_generation() -> None:
+    with TransitionRing.create(SMALL, capacity=4) as ring:
+        first = ring.producer(generation=3)
+        put(first, 7)
+        first.close()
+        with pytest.raises(ValueError, match="generation 3"):
+            ring.producer(generation=3)
+        second, consumer = ring.producer(generation=4), ring.consumer()
+        assert second.committed == 1
+        assert put(second, 8)
+        span = consumer.peek()
+        assert span is not None
+        assert span["x"].tolist() == [7, 8]
+        assert span.generations.tolist() == [3, 4]
+        consumer.release(2)
+        assert not consumer.closed, "the predecessor's close must not end the successor's stream"
+
+
+def test_a_recycled_pid_is_not_taken_for_the_holder() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        first = ring.producer()
+        words = ring._memory.words
+        words[first._claim + 1] -= 1  # same pid, another start time
+        ring.producer(generation=1)
+
+
+def refused(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except (NumaCollectorsError, ValueError):
+        return True
+    except BaseException:  # noqa: BLE001 - a forked child must not run the rest of the suite
+        return False
+    return False
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_ends_are_refused_in_a_forked_child() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        put(producer, 1)
+        assert consumer.peek() is not None
+        pid = os.fork()
+        if pid == 0:
+            actions = (lambda: put(producer, 2), consumer.peek, lambda: consumer.release(1), ring.consumer)
+            os._exit(sum(refused(action) for action in actions))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+        assert ring.committed == 1
+        assert ring.released == 0
+
+
+def test_the_lead_is_capped_below_the_capacity() -> None:
+    with TransitionRing.create(SMALL, capacity=8, max_lead_slots=2) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        assert [put(producer, value) for value in range(3)] == [True, True, False]
+        assert consumer.peek() is not None
+        consumer.release(1)
+        assert [put(producer, value) for value in range(2, 4)] == [True, False]
+
+
+def test_commit_without_a_slot_and_release_of_too_much_are_errors() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        with pytest.raises(RuntimeError, match="without a slot"):
+            producer.commit()
+        put(producer, 1)
+        with pytest.raises(ValueError, match=r"release\(1\)"):
+            consumer.release(1)  # not peeked yet
+        consumer.peek()
+        with pytest.raises(ValueError, match=r"release\(2\)"):
+            consumer.release(2)
+        with pytest.raises(ValueError, match=r"release\(-1\)"):
+            consumer.release(-1)
+        with pytest.raises(ValueError, match="max_slots"):
+            consumer.peek(0)
+
+
+def test_casts_within_a_kind_are_done_and_others_refused() -> None:
+    schema = Schema([Field("x", "float32", (2,))])
+    with TransitionRing.create(schema, capacity=2) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        assert producer.push({"x": [1.5, 2.5]})
+        span = consumer.peek()
+        assert span is not None
+        assert span["x"].tolist() == [[1.5, 2.5]]
+        with pytest.raises(NumaCollectorsError, match=r"expected float32\[2\], got complex128\[2\]"):
+            producer.push({"x": np.zeros(2, np.complex128)})
+
+
+def test_metadata_travel_with_the_slot() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        producer, consumer = ring.producer(generation=5), ring.consumer()
+        before = time.monotonic_ns()
+        producer.push({"x": 1}, version=2**62, step=-3)
+        span = consumer.peek()
+        assert span is not None
+        assert (span.versions[0], span.steps[0], span.generations[0]) == (2**62, -3, 5)
+        assert before <= span.timestamps_ns[0] <= time.monotonic_ns()
+        assert list(span) == ["x"]
+        assert len(span) == 1
+
+
+def test_a_handle_is_pickled_only_for_a_child_that_is_being_spawned() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring, pytest.raises(RuntimeError):
+        pickle.dumps(ring)
+
+
+def test_closing_twice_and_with_views_in_hand() -> None:
+    ring = TransitionRing.create(SMALL, capacity=2)
+    producer, consumer = ring.producer(), ring.consumer()
+    slot = producer.try_reserve()
+    put(producer, 1)
+    span = consumer.peek()
+    assert slot is not None
+    assert span is not None
+    array = span["x"]
+    with pytest.raises(BufferError):
+        ring.close()
+    del array
+    ring.close()  # the slot and the span that are still in scope keep nothing mapped
+    ring.close()
+    assert ring.region.closed
+    assert len(span) == 0
+    assert len(slot) == 0
+    with pytest.raises(NumaCollectorsError, match="closed"):
+        producer.try_reserve()
+    with pytest.raises(NumaCollectorsError, match="closed"):
+        consumer.wait(1)
+
+
+@pytest.mark.parametrize("end", ["shut", "lost"])
+def test_a_sleeping_consumer_is_woken_by_the_parent(end: str) -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        ring.producer()
+        consumer = ring.consumer()
+        thread, outcome = in_thread(lambda: consumer.wait(SOON_S), asleep(ring, W_CONSUMER_ASLEEP))
+        ring.shut() if end == "shut" else ring.set_producer_lost()
+        thread.join(SOON_S)
+        assert isinstance(outcome[0], RingClosedError if end == "shut" else PeerLostError)
+        assert consumer.peer_lost == (end == "lost")
+
+
+@pytest.mark.parametrize("end", ["shut", "lost"])
+def test_a_sleeping_producer_is_woken_by_the_parent(end: str) -> None:
+    with TransitionRing.create(SMALL, capacity=1) as ring:
+        producer = ring.producer()
+        ring.consumer()
+        put(producer, 1)
+        thread, outcome = in_thread(lambda: producer.reserve(SOON_S), asleep(ring, W_PRODUCER_ASLEEP))
+        ring.shut() if end == "shut" else ring.set_consumer_lost()
+        thread.join(SOON_S)
+        assert isinstance(outcome[0], RingClosedError if end == "shut" else PeerLostError)
+
+
+def test_a_successor_revives_what_was_declared_lost() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        first, consumer = ring.producer(), ring.consumer()
+        first.close()
+        ring.set_producer_lost()
+        assert consumer.closed
+        second = ring.producer(generation=1)
+        assert not consumer.closed
+        put(second, 1)
+        assert consumer.wait(0)
+        assert second.peer_running
+        assert consumer.peer_running
+        second.close()
+        assert not consumer.peer_running
+
+
+def many(count: int) -> tuple[list[TransitionRing], list[Producer], list[Consumer]]:
+    rings = [TransitionRing.create(SMALL, capacity=2) for _ in range(count)]
+    return rings, [ring.producer() for ring in rings], [ring.consumer() for ring in rings]
+
+
+@pytest.mark.parametrize("way", ["futex_waitv", "bell", "slices"])
+@pytest.mark.parametrize("ready", [0, 2])
+def test_wait_any_sleeps_until_one_is_ready(monkeypatch: pytest.MonkeyPatch, way: str, ready: int) -> None:
+    rings = [TransitionRing.create(SMALL, capacity=2) for _ in range(3)]
+    if way == "futex_waitv" and not _futex.futex_waitv_available():
+        pytest.skip("the kernel has no futex_waitv")
+    if way != "futex_waitv":
+        monkeypatch.setattr(consumer_module, "futex_waitv_available", lambda: False)
+    if way == "bell":
+        TransitionRing.share_bell(rings)
+    producers, consumers = [ring.producer() for ring in rings], [ring.consumer() for ring in rings]
+    assert not wait_any(consumers, 0)
+    assert not wait_any(consumers, 0.01)
+    thread, outcome = in_thread(lambda: wait_any(consumers, SOON_S), asleep(rings[ready], W_CONSUMER_ASLEEP))
+    put(producers[ready], 1)
+    thread.join(SOON_S)
+    assert outcome == [True]
+    assert [consumer.fill for consumer in consumers] == [int(index == ready) for index in range(3)]
+    assert all(not ring._memory.words[W_CONSUMER_ASLEEP] for ring in rings)
+    for ring in rings:
+        ring.close()
+
+
+def test_wait_any_takes_a_closed_ring_for_ready() -> None:
+    rings, producers, consumers = many(2)
+    thread, outcome = in_thread(lambda: wait_any(consumers, SOON_S), asleep(rings[1], W_CONSUMER_ASLEEP))
+    producers[1].close()
+    thread.join(SOON_S)
+    assert outcome == [True]
+    assert [consumer.closed for consumer in consumers] == [False, True]
+    for ring in rings:
+        ring.close()
+    with pytest.raises(ValueError, match="at least one"):
+        wait_any([])
+
+
+def test_a_sleeper_costs_no_cpu() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        consumer = ring.consumer()
+        start = time.thread_time()
+        assert not consumer.wait(1.0)
+        assert time.thread_time() - start < 0.1, "waiting burns the core"
+
+
+def test_steady_state_has_no_page_faults() -> None:
+    schema = Schema([Field("x", "uint8", (64 << 10,))])
+    with TransitionRing.create(schema, capacity=16) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        value, copy = {"x": np.ones(64 << 10, np.uint8)}, np.ones((1, 64 << 10), np.uint8)
+
+        def lap() -> int:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(16):
+                producer.push(value)
+                span = consumer.peek(1)
+                assert span is not None
+                copy[...] = span["x"]
+                consumer.release(1)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        lap()
+        assert sum(lap() for _ in range(20)) <= 4, "16 laps of 20 pages a slot touched fresh pages"
