@@ -12,8 +12,8 @@ import pytest
 from numa_collectors.errors import WorkerStartTimeoutError
 from numa_collectors.worker import WorkerGroup, WorkerState
 from numa_collectors.worker._monitor import _Stopwatch
-from tests.worker.helpers import PATIENCE_S, first_event, first_failure, is_running, until
-from tests.worker.workers import BadImport, Busy, Idle, Misbehaving, Waiting
+from tests.worker.helpers import first_event, first_failure, is_running, until
+from tests.worker.workers import BadImport, Busy, Misbehaving, Waiting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 
