@@ -1,0 +1,100 @@
+"""The learner's side of every ring and every snapshot: drain all, publish to all, wait for none.
+
+Guarantees
+    * Draining is round-robin with a cap a ring.  A ring that is empty, slow or dead costs one look at its cursor; no
+      generation is assembled across collectors and no global order exists.
+    * A slot is released only after the loop body that received it has asked for the next one.  A body that raises or
+      breaks is given the same slots again: nothing is lost between "delivered" and "used".
+    * Publishing writes each snapshot once and waits for no reader.
+
+Not covered
+    * Several threads on one ``Exchange``: like its rings it has one user.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from numa_collectors.metrics import LagHistogram
+from numa_collectors.rings import Consumer, Span, TransitionRing, wait_any
+from numa_collectors.snapshots import SnapshotPublisher, WeightSnapshot
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """Consumers of ``rings`` and publishers of ``snapshots``, index = rank of the collector.
+
+    ``version`` is the version last published (0 before the first); it rises across runs when ``first_version`` is given.
+    """
+
+    def __init__(
+        self,
+        rings: Sequence[TransitionRing],
+        snapshots: Sequence[WeightSnapshot],
+        *,
+        first_version: int = 0,
+    ) -> None:
+        self.consumers: tuple[Consumer, ...] = tuple(ring.consumer() for ring in rings)
+        self._publishers: tuple[SnapshotPublisher, ...] = tuple(snapshot.publisher() for snapshot in snapshots)
+        self.version = max([first_version, *(publisher.version for publisher in self._publishers)])
+        self.lags = tuple(LagHistogram() for _ in rings)
+        self.num_publishes = 0
+        self.publish_ns = 0
+        self._turn = 0
+
+    @property
+    def num_collectors(self) -> int:
+        """Number of rings."""
+        return len(self.consumers)
+
+    def drain(self, max_slots: int | None = None) -> Iterator[tuple[int, Span]]:
+        """Yield ``(rank, span)`` for what is committed now, at most ``max_slots`` slots a ring, round-robin.
+
+        A span is a view into the ring and valid until the next one is asked for; the ring's end splits a run of slots into
+        two spans.  The rank that comes first rotates from call to call.
+        """
+        self._turn = (self._turn + 1) % max(1, self.num_collectors)
+        for offset in range(self.num_collectors):
+            rank = (self._turn + offset) % self.num_collectors
+            consumer = self.consumers[rank]
+            budget = consumer.fill if max_slots is None else min(max_slots, consumer.fill)
+            while budget > 0:
+                span = consumer.peek(budget)
+                if span is None:
+                    break
+                self.lags[rank].record(self.version, span.versions)
+                yield rank, span
+                consumer.release(span.num_slots)
+                budget -= span.num_slots
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until a ring has a slot or comes to its end; return whether one did."""
+        waiting = [consumer for consumer in self.consumers if not consumer.closed]
+        return bool(waiting) and wait_any(waiting, timeout_s)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every ring is empty and closed, or its producer lost: nothing will ever come."""
+        return all(consumer.closed for consumer in self.consumers)
+
+    def publish(self, weights: memoryview | Mapping[str, Any]) -> int:
+        """Write the next version to every snapshot and return it; ``weights`` is the flat layout or a mapping."""
+        version = self.version + 1
+        started = time.perf_counter_ns()
+        for publisher in self._publishers:
+            if isinstance(weights, memoryview):
+                publisher.publish_bytes(weights, version)
+            else:
+                publisher.publish(weights, version)
+        self.publish_ns += time.perf_counter_ns() - started
+        self.num_publishes += 1
+        self.version = version
+        return version
+
+    def close(self) -> None:
+        """Close the consuming side of every ring: a producer that waits for space is told so."""
+        for consumer in self.consumers:
+            consumer.close()

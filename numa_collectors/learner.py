@@ -1,0 +1,221 @@
+"""What a learner is, and how batches and weights cross between host and device.
+
+torch is imported here and in user code only.  A learner is any object with the five methods of :class:`Learner`; it is built in
+its own process by a picklable factory ``(ctx) -> Learner``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from numa_collectors.errors import ConfigError, SchemaMismatchError
+from numa_collectors.exchange import Exchange
+from numa_collectors.rings import Consumer, Span
+from numa_collectors.rings.layout import build_arrays
+from numa_collectors.snapshots import WeightSpec
+
+__all__ = ["DeviceIntake", "Learner", "LearnerContext", "LearnerFactory", "WeightStager", "resolve_device"]
+
+
+@dataclass(frozen=True)
+class LearnerContext:
+    """What a learner factory is given.
+
+    ``num_envs`` holds the shard of each collector (index = rank); ``cpus`` and ``node`` are ``None`` where nothing is bound.
+    """
+
+    device: str
+    num_collectors: int
+    num_envs: tuple[int, ...]
+    seed: int
+    cpus: tuple[int, ...] | None = None
+    node: int | None = None
+    resumed: bool = False
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """The algorithm.
+
+    ``ingest`` gets tensors of shape ``(num_slots, num_envs_of_rank, *field_shape)`` on the learner's device, in the order in
+    which that collector produced them, and must copy what it keeps: the memory is reused when it returns.
+    """
+
+    def ingest(self, rank: int, batch: Mapping[str, torch.Tensor]) -> None:
+        """Take the transitions of collector ``rank``."""
+
+    def update(self, num_updates: int) -> Mapping[str, float]:
+        """Make exactly ``num_updates`` gradient updates and return scalars to be logged."""
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return what the collectors need to act; names, shapes and dtypes never change during a run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs: tensors, numbers, strings, lists and dicts of them."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+
+
+class LearnerFactory(Protocol):
+    """A picklable callable that builds the learner inside the learner's process."""
+
+    def __call__(self, ctx: LearnerContext) -> Learner: ...
+
+
+def resolve_device(name: str) -> tuple[str, str | None]:
+    """Return ``(device, warning)``: ``cuda`` without an index falls back to the CPU, ``cuda:N`` that is absent is an error."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"expected a torch device such as 'cpu' or 'cuda:0', got {name!r}: {error}") from error
+    if device.type != "cuda":
+        return str(device), None
+    if not torch.cuda.is_available():
+        if device.index is None:
+            return "cpu", "'cuda' was asked for and no CUDA device is available: the CPU is used"
+        raise ConfigError(f"expected a CUDA device for {name!r}, got none: use 'cpu', or 'cuda' to fall back to it")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError(f"expected one of {torch.cuda.device_count()} CUDA devices, got {name!r}")
+    return str(device), None
+
+
+class WeightStager:
+    """One flat host copy of the learner's weights in the layout of a snapshot: one device-to-host copy for all collectors.
+
+    On CUDA the copy is asynchronous into pinned memory on its own stream; :attr:`ready` says whether it has landed, and it is
+    published by a later round, so an update never waits for it.
+    """
+
+    def __init__(self, spec: WeightSpec, device: str) -> None:
+        self._spec = spec
+        self._cuda = torch.device(device).type == "cuda"
+        self._host = torch.zeros(spec.nbytes, dtype=torch.uint8, pin_memory=self._cuda)
+        self._views = {
+            tensor.name: self._host[start : start + tensor.nbytes].view(getattr(torch, tensor.dtype)).view(tensor.shape)
+            for tensor in spec.tensors
+            for start in (spec.offsets[tensor.name],)
+        }
+        self._stream = _new_stream() if self._cuda else None
+        self._landed: torch.cuda.Event | None = None
+
+    @property
+    def buffer(self) -> memoryview:
+        """The flat host copy (``spec.nbytes`` bytes)."""
+        return memoryview(self._host.numpy())  # type: ignore[arg-type]
+
+    @property
+    def ready(self) -> bool:
+        """Whether no copy is in flight."""
+        return self._landed is None or bool(self._landed.query())  # type: ignore[no-untyped-call]
+
+    def stage(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy ``weights`` to the host; returns before the copy has landed where that is asynchronous."""
+        self._check(weights)
+        if self._stream is None:
+            for name, view in self._views.items():
+                view.copy_(weights[name].detach())
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for name, view in self._views.items():
+                source = weights[name].detach()
+                view.copy_(source, non_blocking=True)
+                source.record_stream(self._stream)
+            self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._landed.record(self._stream)
+        # The next update must not overwrite weights that are still being read; this orders the streams on the device
+        # without blocking the host.
+        torch.cuda.current_stream().wait_event(self._landed)
+
+    def wait(self) -> None:
+        """Block until the staged copy has landed (only the first and the last publish of a run need it)."""
+        if self._landed is not None:
+            self._landed.synchronize()
+
+    def _check(self, weights: Mapping[str, torch.Tensor]) -> None:
+        missing, extra = self._views.keys() - weights.keys(), weights.keys() - self._views.keys()
+        if missing or extra:
+            raise SchemaMismatchError(
+                f"expected the weights {sorted(self._views)}, got {sorted(weights)} (missing {sorted(missing)}, "
+                f"unknown {sorted(extra)}): weights() must return what the WeightSpec declares"
+            )
+        for name, view in self._views.items():
+            got = weights[name]
+            if got.shape != view.shape or got.dtype != view.dtype:
+                raise SchemaMismatchError(
+                    f"weight {name!r}: expected {view.dtype} {tuple(view.shape)}, got {got.dtype} {tuple(got.shape)}: "
+                    "names, shapes and dtypes of weights() must not change during a run"
+                )
+
+
+class DeviceIntake:
+    """Brings the spans of a round to the device as tensors.
+
+    On the CPU the tensors are views of the ring's own pages: no copy at all.  On CUDA the ring's pages are registered with
+    the driver where it allows, so that each field is one asynchronous copy from the ring; otherwise they pass through pinned
+    staging memory.  A slot is released only when its copy has landed.
+    """
+
+    def __init__(self, exchange: Exchange, device: str) -> None:
+        self._exchange = exchange
+        self._device = torch.device(device)
+        self._fields = tuple(_field_tensors(consumer) for consumer in exchange.consumers)
+        self._stream = _new_stream() if self._device.type == "cuda" else None
+        self._registered: list[int] = []
+        self.pinned_rings = self._register(exchange.consumers) if self._stream else 0
+
+    def tensors(self, rank: int, span: Span) -> dict[str, torch.Tensor]:
+        """Return the fields of ``span`` on the device, shape ``(num_slots, *field_shape)``; valid until its release."""
+        views = {name: array[span.start : span.start + span.num_slots] for name, array in self._fields[rank].items()}
+        if self._stream is None:
+            return views
+        with torch.cuda.stream(self._stream):
+            moved = {
+                name: (view if self.pinned_rings else view.pin_memory()).to(self._device, non_blocking=True)
+                for name, view in views.items()
+            }
+        current = torch.cuda.current_stream()
+        current.wait_stream(self._stream)
+        for tensor in moved.values():
+            tensor.record_stream(current)
+        # The slots go back to their producer when this span is released, so the copy must have left the ring by then.
+        self._stream.synchronize()
+        return moved
+
+    def _register(self, consumers: Iterable[Consumer]) -> int:
+        """Page-lock the rings for the device; returns how many (0 where the driver refuses: staging is used instead)."""
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        for consumer in consumers:
+            memory = consumer.memory
+            if int(cudart.cudaHostRegister(memory.address, len(memory.data), 0)) != 0:
+                self._unregister()
+                return 0
+            self._registered.append(memory.address)
+        return len(self._registered)
+
+    def close(self) -> None:
+        """Undo the registration and drop the views of the rings; idempotent."""
+        self._fields = ()
+        self._unregister()
+
+    def _unregister(self) -> None:
+        while self._registered:
+            torch.cuda.cudart().cudaHostUnregister(self._registered.pop())  # type: ignore[no-untyped-call]
+
+
+def _new_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+def _field_tensors(consumer: Consumer) -> dict[str, torch.Tensor]:
+    """Tensors over all slots of a ring, one a field, sharing its pages; only ``DeviceIntake`` writes nothing into them."""
+    memory = consumer.memory
+    return {
+        name: torch.from_numpy(array)
+        for name, array in build_arrays(memory.schema, memory.capacity, memory.data).items()
+    }

@@ -1,0 +1,453 @@
+"""Collectors with their rings and snapshots, started, watched and ended together, for a loop that the user owns.
+
+Guarantees
+    * Every region exists, on its planned node, before the first process starts; a shortage is an error before that.
+    * A collector's death costs only itself: what it committed is delivered, what it was writing is not.
+    * ``close`` leaves no process, no descriptor and no shared memory, from wherever it is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from numa_collectors.binding import BindMode, BindPolicy, BindReport, BindRequest, check_capacity
+from numa_collectors.collector import (
+    CollectorContext,
+    CollectorFactory,
+    CollectorOptions,
+    CollectorWorker,
+    check_picklable,
+    shard,
+)
+from numa_collectors.collector.quota import SharedQuota
+from numa_collectors.errors import ConfigError, NodeCapacityError
+from numa_collectors.exchange import Exchange
+from numa_collectors.learner import DeviceIntake, WeightStager
+from numa_collectors.placement import Placement, PlacementRequest, WorkerPlacement, plan
+from numa_collectors.rings import Schema, Span, TransitionRing
+from numa_collectors.rings.layout import choose_capacity, ring_bytes
+from numa_collectors.shm import Region, RegionPolicy
+from numa_collectors.snapshots import WeightSnapshot, WeightSpec
+from numa_collectors.snapshots.memory import snapshot_bytes
+from numa_collectors.topo import Topology
+from numa_collectors.worker import PinnedWorker, WorkerFailure, WorkerGroup, raise_failure
+
+__all__ = ["CollectorPool", "MemoryPlan", "PoolOptions", "bind_request", "memory_plan"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How many collectors, how they are fed and watched; counts in environments and slots, times in seconds.
+
+    ``quota_slots``: slots that each collector commits before it ends, None: until stopped.  ``learning_starts_slots``: slots
+    in which to act at random.  ``generation``: that of the first start (a resumed run gives its collectors fresh seeds).
+    """
+
+    num_envs: int
+    num_collectors: int = 1
+    seed: int = 0
+    quota_slots: int | None = None
+    ring_capacity: int | None = None
+    ring_max_bytes: int | None = None
+    max_lead_slots: int | None = None
+    weight_poll_interval: int = 1
+    learning_starts_slots: int = 0
+    check_finite: bool = True
+    device: str = "cpu"
+    binding: BindMode = "auto"
+    memory_policy: BindPolicy = "preferred"
+    on_collector_exit: Literal["raise", "restart", "continue"] = "raise"
+    min_collectors: int = 1
+    max_restarts: int = 3
+    restart_backoff_s: float = 1.0
+    hang_timeout_s: float | None = 60.0
+    start_timeout_s: float = 120.0
+    shutdown_timeout_s: float = 10.0
+    generation: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_collectors <= self.num_envs:
+            raise ConfigError(
+                f"num_collectors: expected 1 to num_envs={self.num_envs}, got {self.num_collectors}; each collector needs an "
+                "environment: lower num_collectors or raise num_envs"
+            )
+
+    def envs_of(self, rank: int) -> int:
+        """Return the number of environments of collector ``rank`` (7 over 3 is 3/2/2)."""
+        return shard(self.num_envs, self.num_collectors, rank)[1]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """One shared region of a run before it exists: what for, how large, and on which node (None: anywhere)."""
+
+    name: str
+    num_bytes: int
+    node: int | None
+
+
+def memory_plan(
+    schema: Schema, weights: WeightSpec, options: PoolOptions, placement: Placement
+) -> tuple[MemoryPlan, ...]:
+    """Return every shared region that a pool of ``options`` would make."""
+    plans = []
+    for worker in placement.collectors:
+        batched = schema.with_leading(options.envs_of(worker.rank))
+        slots = choose_capacity(batched, options.ring_capacity, options.ring_max_bytes)
+        plans.append(MemoryPlan(f"ring[{worker.rank}]", ring_bytes(batched, slots), worker.memory_node))
+        plans.append(MemoryPlan(f"weights[{worker.rank}]", snapshot_bytes(weights), worker.memory_node))
+    return tuple(plans)
+
+
+def bind_request(worker: WorkerPlacement, mode: BindMode, policy: BindPolicy) -> BindRequest:
+    """Return what the binding layer is asked for to carry out ``worker``'s placement."""
+    if worker.cpus is None and worker.memory_nodes is None:
+        return BindRequest(mode="off", num_threads=worker.num_threads)
+    return BindRequest(
+        cpus=worker.cpus, memory_nodes=worker.memory_nodes, policy=policy, mode=mode, num_threads=worker.num_threads
+    )
+
+
+class CollectorPool:
+    """N collectors; a context manager that starts them on entry and leaves nothing behind on exit.
+
+    ``collector`` is a picklable factory ``(ctx) -> Collector``, ``schema`` the fields of one transition of **one** environment
+    (a ring's slot holds one of each environment of its collector), ``weights`` what the collectors need to act.  ``placement``
+    left out is planned for this machine.
+
+    In a loop of your own::
+
+        with CollectorPool(make_collector, schema=schema, weights=spec, options=options) as pool:
+            pool.publish(policy.state_dict())
+            while training:
+                for rank, span in pool.drain(max_slots=8):
+                    buffer.add(rank, pool.tensors(rank, span))
+                ...
+                pool.publish(policy.state_dict())
+    """
+
+    def __init__(
+        self,
+        collector: CollectorFactory,
+        *,
+        schema: Schema,
+        weights: WeightSpec,
+        options: PoolOptions,
+        placement: Placement | None = None,
+        topology: Topology | None = None,
+        on_message: Callable[[str], None] | None = None,
+    ) -> None:
+        check_picklable(collector, "the collector factory")
+        self.options = options
+        self.schema = schema
+        self.weights = weights
+        topology = Topology.discover() if topology is None else topology
+        self.placement = (
+            plan(topology, PlacementRequest(num_collectors=options.num_collectors)) if placement is None else placement
+        )
+        self.failures: list[WorkerFailure] = []
+        self._say = on_message or logger.warning
+        self._closers: list[Callable[[], None]] = []
+        self._exchange: Exchange | None = None
+        self._intake: DeviceIntake | None = None
+        self._stager: WeightStager | None = None
+        self._restarts = [0] * options.num_collectors
+        self._due_s: dict[int, float] = {}
+        self._dropped: set[int] = set()
+        self._check_memory(topology)
+        try:
+            self.rings, self.snapshots, self._quotas = self._make_regions()
+            self._group = self._make_group(collector)
+        except BaseException:
+            self._close_regions()
+            raise
+
+    # before anything starts
+
+    def _check_memory(self, topology: Topology) -> None:
+        needs: dict[int | None, int] = {}
+        for region in memory_plan(self.schema, self.weights, self.options, self.placement):
+            needs[region.node] = needs.get(region.node, 0) + region.num_bytes
+        for node, num_bytes in needs.items():
+            try:
+                check_capacity(topology, node, num_bytes, what="the rings and weight snapshots of this run")
+            except NodeCapacityError as error:
+                # Only the policy "bind" forbids other nodes; without a node there is no other place.
+                if node is None or self.options.memory_policy == "bind":
+                    raise
+                self._say(f"{error}; memory of other nodes will be used (memory_policy={self.options.memory_policy!r})")
+
+    def _make_regions(self) -> tuple[tuple[TransitionRing, ...], tuple[WeightSnapshot, ...], tuple[SharedQuota, ...]]:
+        options = self.options
+        quota_region = self._keep(Region.create("quotas", 8 * options.num_collectors))
+        rings, snapshots, quotas = [], [], []
+        for worker in self.placement.collectors:
+            rings.append(self._keep(self._make_ring(worker)))
+            snapshots.append(self._keep(self._make_snapshot(worker)))
+            quotas.append(self._keep(SharedQuota(quota_region, worker.rank)))
+            quotas[-1].set(options.quota_slots)
+        if len(rings) > 1:
+            TransitionRing.share_bell(rings)
+        return tuple(rings), tuple(snapshots), tuple(quotas)
+
+    def _make_ring(self, worker: WorkerPlacement) -> TransitionRing:
+        options = self.options
+        batched = self.schema.with_leading(options.envs_of(worker.rank))
+        return self._on_node(
+            lambda policy: TransitionRing.create(
+                batched,
+                capacity=options.ring_capacity,
+                max_bytes=options.ring_max_bytes,
+                max_lead_slots=options.max_lead_slots,
+                node=worker.memory_node,
+                policy=policy,
+                toucher_cpus=worker.cpus,
+                name=f"ring-{worker.rank}",
+            )
+        )
+
+    def _make_snapshot(self, worker: WorkerPlacement) -> WeightSnapshot:
+        return self._on_node(
+            lambda policy: WeightSnapshot.create(
+                self.weights,
+                node=worker.memory_node,
+                policy=policy,
+                toucher_cpus=worker.cpus,
+                name=f"weights-{worker.rank}",
+            )
+        )
+
+    def _on_node(self, create: Callable[[RegionPolicy], _T]) -> _T:
+        """Put a region strictly on its node, or, where the user's policy allows, elsewhere when that node is full."""
+        if self.options.memory_policy == "none" or self.options.binding == "off":
+            return create("none")
+        try:
+            return create("bind")
+        except NodeCapacityError:
+            if self.options.memory_policy == "bind":
+                raise
+            return create("preferred")
+
+    def _make_group(self, collector: CollectorFactory) -> WorkerGroup:
+        options = self.options
+        workers: list[PinnedWorker] = []
+        for worker in self.placement.collectors:
+            context = CollectorContext.for_rank(
+                worker.rank,
+                num_collectors=options.num_collectors,
+                total_num_envs=options.num_envs,
+                run_seed=options.seed,
+                generation=options.generation,
+                device=options.device,
+                cpus=worker.cpus,
+                node=worker.node,
+                learning_starts_slots=options.learning_starts_slots,
+            )
+            workers.append(
+                CollectorWorker(
+                    collector,
+                    context,
+                    self.rings[worker.rank],
+                    self.snapshots[worker.rank],
+                    CollectorOptions(
+                        weight_poll_interval=options.weight_poll_interval, check_finite=options.check_finite
+                    ),
+                    quota_slots=self._quotas[worker.rank],
+                    bind=bind_request(worker, options.binding, options.memory_policy),
+                )
+            )
+        return WorkerGroup(
+            workers,
+            hang_timeout_s=options.hang_timeout_s,
+            start_timeout_s=options.start_timeout_s,
+            shutdown_timeout_s=options.shutdown_timeout_s,
+        )
+
+    def _keep(self, resource: Any) -> Any:
+        self._closers.append(resource.close)
+        return resource
+
+    # life
+
+    def add(self, worker: PinnedWorker) -> None:
+        """Have a further worker (a learner, an evaluator) started, watched and stopped with the pool's; before ``start``."""
+        self._group.workers.append(worker)
+
+    def start(self) -> list[BindReport]:
+        """Start all workers and wait until they are ready; return what each binding was found to be, collectors first."""
+        self._group.start()
+        return self._group.wait_ready(self.options.start_timeout_s)
+
+    def poll(self) -> list[WorkerFailure]:
+        """Notice deaths and hangs, and restart what is due; never blocks.
+
+        Returns the failures that the run survives; raises ``WorkerFailedError`` for one that it does not.
+        """
+        survived = [failure for failure in self._group.poll() if self._survives(failure)]
+        now = time.monotonic()
+        for rank in [rank for rank, due_s in self._due_s.items() if due_s <= now]:
+            del self._due_s[rank]
+            self._group.restart(self.collectors[rank])
+            self._say(f"collector[{rank}] restarted as generation {self.collectors[rank].generation}")
+        return survived
+
+    def wait_for_news(self, timeout_s: float) -> None:
+        """Block until a worker has a message or ends, for at most ``timeout_s`` seconds."""
+        self._group.wait(timeout_s)
+
+    def _survives(self, failure: WorkerFailure) -> bool:
+        """Do what the options say about ``failure``; raise where that is the end of the run."""
+        self.failures.append(failure)
+        if failure.role != "collector":
+            raise_failure(failure)
+        if failure.finished:
+            self._say(f"{failure.summary}; its transitions are complete, the run goes on")
+            return True
+        options, rank = self.options, failure.rank
+        if options.on_collector_exit == "restart" and self._restarts[rank] < options.max_restarts:
+            pause_s = options.restart_backoff_s * 2 ** self._restarts[rank]
+            self._restarts[rank] += 1
+            self._due_s[rank] = time.monotonic() + pause_s
+            self._say(f"{failure}\nrestart {self._restarts[rank]} of {options.max_restarts} in {pause_s:g} s")
+            return True
+        live = options.num_collectors - len(self._dropped) - 1
+        if options.on_collector_exit == "continue" and live >= max(1, options.min_collectors):
+            self._drop(rank)
+            self._say(f"{failure}\nthe run goes on with {live} collectors")
+            return True
+        raise_failure(failure)
+        return False
+
+    def _drop(self, rank: int) -> None:
+        """Go on without collector ``rank``: its ring ends, its remaining env steps go to the others."""
+        self._dropped.add(rank)
+        self.rings[rank].set_producer_lost()
+        quota = self._quotas[rank]()
+        if quota is None:
+            return
+        missing = (quota - self.rings[rank].committed) * self.options.envs_of(rank)
+        others = [other for other in range(self.options.num_collectors) if other not in self._dropped]
+        more = math.ceil(missing / sum(self.options.envs_of(other) for other in others))
+        for other in others:
+            self._quotas[other].set((self._quotas[other]() or 0) + more)
+
+    @property
+    def workers(self) -> Sequence[PinnedWorker]:
+        """All workers, collectors first, by rank."""
+        return tuple(self._group.workers)
+
+    @property
+    def collectors(self) -> Sequence[PinnedWorker]:
+        """The collectors' present workers, by rank."""
+        return tuple(self._group.workers[: self.options.num_collectors])
+
+    def stats(self) -> dict[int, Mapping[str, Any]]:
+        """Return the newest cumulative counters of each collector's present generation, by rank."""
+        return {worker.rank: worker.stats for worker in self.collectors if worker.stats is not None}
+
+    def stop(self, timeout_s: float | None = None) -> list[WorkerFailure]:
+        """End all workers within one deadline; idempotent.  Committed slots stay readable until :meth:`close`."""
+        return self._group.stop(timeout_s)
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        self._group.kill()
+
+    def close(self) -> None:
+        """Stop the workers and free the regions; idempotent."""
+        try:
+            self._group.stop()
+        finally:
+            self._close_regions()
+
+    def _close_regions(self) -> None:
+        if self._intake is not None:
+            self._intake.close()
+        self._exchange = self._intake = None
+        # In reverse: what was made last may hold views of what was made first.
+        while self._closers:
+            self._closers.pop()()
+
+    def __enter__(self) -> CollectorPool:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # the learner's side, for a loop in this process
+
+    @property
+    def exchange(self) -> Exchange:
+        """The reading ends of all rings and the writing ends of all snapshots, opened in this process on first use."""
+        if self._exchange is None:
+            self._exchange = Exchange(self.rings, self.snapshots)
+        return self._exchange
+
+    @property
+    def finished(self) -> bool:
+        """Whether every collector has ended its quota and everything was drained."""
+        return self.exchange.finished
+
+    def drain(self, max_slots: int | None = None) -> Iterator[tuple[int, Span]]:
+        """Yield ``(rank, span)`` for what is there now, at most ``max_slots`` slots a ring; see :meth:`Exchange.drain`.
+
+        Raises ``WorkerFailedError`` where a collector has failed and the options do not let the run go on.
+        """
+        self.poll()
+        yield from self.exchange.drain(max_slots)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a slot; False after ``timeout_s`` seconds or when every ring has ended.  Raises as :meth:`drain`."""
+        deadline = time.monotonic() + timeout_s
+        while not self.exchange.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+            self.poll()
+            if self.finished or time.monotonic() >= deadline:
+                return False
+        return not self.finished
+
+    def spans(self, max_slots: int | None = None, *, timeout_s: float = 60.0) -> Iterator[tuple[int, Span]]:
+        """Yield spans until every collector has ended; ``TimeoutError`` when nothing comes for ``timeout_s`` seconds."""
+        while not self.finished:
+            yield from self.drain(max_slots)
+            if not self.wait(timeout_s) and not self.finished:
+                raise TimeoutError(f"no collector delivered a slot for {timeout_s:g} s")
+
+    def tensors(self, rank: int, span: Span) -> dict[str, torch.Tensor]:
+        """Return a span's fields as CPU tensors ``(num_slots, num_envs_of_rank, *shape)`` that share the ring's memory.
+
+        Valid until the next span is asked for; copy what is kept, write nothing into them.
+        """
+        if self._intake is None:
+            self._intake = DeviceIntake(self.exchange, "cpu")
+        return self._intake.tensors(rank, span)
+
+    def publish(self, weights: Mapping[str, Any]) -> int:
+        """Give new weights (tensors or arrays, as the spec names them) to all collectors; return the version.
+
+        Never waits for a collector.  Collectors do not act before the first version.
+        """
+        if self._stager is None:
+            self._stager = WeightStager(self.weights, "cpu")
+        self._stager.stage({name: torch.as_tensor(value) for name, value in weights.items()})
+        return self.exchange.publish(self._stager.buffer)

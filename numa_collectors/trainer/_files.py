@@ -1,0 +1,98 @@
+"""The run directory: one run at a time, its configuration, its placement and its outcome."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from numa_collectors.checkpoint import RunLock
+from numa_collectors.config import RunConfig
+from numa_collectors.errors import WorkerFailedError
+
+__all__ = ["RunFiles", "RunResult", "RunStatus"]
+
+RunStatus = Literal["finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    ``env_steps`` and ``updates`` are the whole run's, a resumed history included; ``discarded_slots`` were committed and not
+    ingested because the run was interrupted.  ``placement`` has one line a worker: what its binding was found to be.
+    """
+
+    status: RunStatus
+    env_steps: int
+    updates: int
+    weight_version: int
+    wall_s: float
+    run_dir: Path
+    checkpoint: Path | None = None
+    signal: str | None = None
+    discarded_slots: int = 0
+    num_restarts: int = 0
+    placement: Mapping[str, str] | None = None
+    error: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 when the target was reached, 130 after Ctrl-C, 143 after SIGTERM, 1 after a failure."""
+        if self.status == "interrupted":
+            return 143 if self.signal == "SIGTERM" else 130
+        return 0 if self.status == "finished" else 1
+
+    def summary(self) -> str:
+        """Return a few lines for people."""
+        lines = [
+            f"{self.status}: {self.env_steps:,} env steps and {self.updates:,} updates in {self.wall_s:.1f} s",
+            *(f"  {name}: {text}" for name, text in (self.placement or {}).items()),
+            f"  files: {self.run_dir}",
+        ]
+        if self.checkpoint is not None:
+            lines.append(f"  checkpoint: {self.checkpoint}")
+        if self.error is not None:
+            lines.append(f"  error: {self.error.splitlines()[0]}")
+        return "\n".join(lines)
+
+
+class RunFiles:
+    """Makes and locks the run directory; nothing is made before the configuration has been accepted."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.run_dir = config.run_dir or Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+        self._lock = RunLock(self.run_dir)
+        self._write("config.json", config.model_dump(mode="json"))
+
+    def write_placement(self, reports: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep what every worker's binding was found to be."""
+        self._write("placement.json", reports)
+
+    def write_result(self, result: RunResult) -> None:
+        """Keep the outcome."""
+        self._write("result.json", {**asdict(result), "exit_code": result.exit_code})
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        path = self.run_dir / name
+        aside = path.with_suffix(".tmp")
+        aside.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+        aside.replace(path)
+
+    def close(self) -> None:
+        """Let other runs use the directory."""
+        self._lock.release()
+
+
+class RunFailedError(WorkerFailedError):
+    """The run ended by a failure; ``result`` says how far it came, ``failure`` which worker was the first to fail."""
+
+    def __init__(self, message: str, failure: object = None, result: RunResult | None = None) -> None:
+        super().__init__(message, failure)
+        self.result = result
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.failure, self.result))

@@ -1,0 +1,142 @@
+"""The learner's loop: the algorithm on one screen.  It runs in the learner's own process, or inline with the collectors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from numa_collectors.exchange import Exchange
+from numa_collectors.learner import DeviceIntake, Learner, WeightStager
+from numa_collectors.trainer._governor import Governor
+
+__all__ = ["LearnerCounters", "LearnerLoop"]
+
+
+@dataclass
+class LearnerCounters:
+    """Cumulative counts and times of the learner in this session and, for the two pairs that resume, of the whole run."""
+
+    env_steps: int = 0
+    updates: int = 0
+    busy_ns: int = 0
+    ingest_ns: int = 0
+    wait_data_ns: int = 0
+    publish_skips: int = 0
+    bytes_ingested: int = 0
+    slots: list[int] = field(default_factory=list)
+
+
+class LearnerLoop:
+    """Drains, updates and publishes; :meth:`step` is one round.
+
+    ``num_envs[rank]`` is the shard of each collector, so that a slot of it counts as that many env steps.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        exchange: Exchange,
+        governor: Governor,
+        *,
+        intake: DeviceIntake,
+        stager: WeightStager,
+        num_envs: tuple[int, ...],
+        max_ingest_slots: int,
+        publish_interval: int,
+    ) -> None:
+        self.learner = learner
+        self.exchange = exchange
+        self.governor = governor
+        self.counters = LearnerCounters(slots=[0] * len(num_envs))
+        self.train_metrics: Mapping[str, float] = {}
+        self.generations = [0] * len(num_envs)
+        self._intake = intake
+        self._stager = stager
+        self._num_envs = num_envs
+        self._max_ingest_slots = max_ingest_slots
+        self._publish_interval = publish_interval
+        self._updates_since_publish = 0
+        self._staged = False
+
+    def step(self, wait_s: float) -> bool:
+        """Do one round, waiting at most ``wait_s`` seconds for data where nothing else can be done.
+
+        Returns whether the run is complete: every ring closed and empty, and every owed update made.
+        """
+        # What is owed is paid before anything more is ingested: full rings then hold the collectors back, which bounds
+        # how stale the data can be.
+        arrived = 0 if self.governor.owed else self._ingest()
+        due = self.governor.due()
+        if self.exchange.finished and not self.governor.owed:
+            return True
+        if due:
+            self._update(due)
+        elif not arrived:
+            self._wait_for_data(wait_s)
+        self._publish()
+        return False
+
+    def _ingest(self) -> int:
+        """Hand everything that is committed, up to the cap a ring, to the learner; returns the number of slots."""
+        started = time.perf_counter_ns()
+        arrived = 0
+        for rank, span in self.exchange.drain(self._max_ingest_slots):
+            batch = self._intake.tensors(rank, span)
+            self.learner.ingest(rank, batch)
+            arrived += span.num_slots
+            env_steps = span.num_slots * self._num_envs[rank]
+            self.counters.slots[rank] += span.num_slots
+            self.generations[rank] = max(self.generations[rank], int(span.generations[-1]))
+            self.counters.env_steps += env_steps
+            self.governor.ingested += env_steps
+            self.counters.bytes_ingested += span.num_slots * self.exchange.consumers[rank].memory.schema.slot_bytes
+        self.counters.ingest_ns += time.perf_counter_ns() - started
+        return arrived
+
+    def _update(self, num_updates: int) -> None:
+        started = time.perf_counter_ns()
+        self.train_metrics = self.learner.update(num_updates)
+        self.governor.done += num_updates
+        self.counters.updates += num_updates
+        self._updates_since_publish += num_updates
+        self.counters.busy_ns += time.perf_counter_ns() - started
+
+    def _wait_for_data(self, timeout_s: float) -> None:
+        if timeout_s <= 0.0:
+            return
+        started = time.perf_counter_ns()
+        self.exchange.wait(timeout_s)
+        self.counters.wait_data_ns += time.perf_counter_ns() - started
+
+    def _publish(self) -> None:
+        """Publish when enough updates have been made since the last time; never waits for a copy that is in flight."""
+        if self._staged and self._stager.ready:
+            self._send()
+        if self._updates_since_publish < self._publish_interval:
+            return
+        if self._staged:
+            self.counters.publish_skips += 1
+            return
+        self._stager.stage(self.learner.weights())
+        self._staged = True
+        self._updates_since_publish = 0
+        if self._stager.ready:
+            self._send()
+
+    def _send(self) -> None:
+        self.exchange.publish(self._stager.buffer)
+        self._staged = False
+
+    def publish_now(self) -> int:
+        """Publish the present weights and return their version; used before the first transition and after the last."""
+        self._stager.stage(self.learner.weights())
+        self._stager.wait()
+        self._send()
+        self._updates_since_publish = 0
+        return self.exchange.version
+
+    def ingest_rest(self) -> None:
+        """Take in every slot that is still committed, without a cap; used when a run is interrupted."""
+        while self._ingest():
+            pass

@@ -1,0 +1,211 @@
+"""The whole run: placement, processes, supervision, shutdown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from numa_collectors.binding import BindReport
+from numa_collectors.collector import CollectorFactory
+from numa_collectors.config import RunConfig
+from numa_collectors.errors import WorkerFailedError
+from numa_collectors.learner import LearnerFactory
+from numa_collectors.metrics import Sink
+from numa_collectors.pool import CollectorPool, bind_request
+from numa_collectors.rings import Schema
+from numa_collectors.snapshots import WeightSpec
+from numa_collectors.trainer._explain import explain
+from numa_collectors.trainer._files import RunFailedError, RunFiles, RunResult, RunStatus
+from numa_collectors.trainer._inline import run_inline
+from numa_collectors.trainer._observe import Observer, placement_text
+from numa_collectors.trainer._session import LearnerPlan, LearnerReport
+from numa_collectors.trainer._setup import RunSetup, prepare
+from numa_collectors.trainer._worker import LearnerWorker
+from numa_collectors.worker import StopSignals
+
+__all__ = ["FanOutTrainer"]
+
+_POLL_S = 0.1
+
+
+class FanOutTrainer:
+    """N collectors, one learner, one run.
+
+    ``collector`` and ``learner`` are picklable factories, ``(CollectorContext) -> Collector`` and
+    ``(LearnerContext) -> Learner``; ``schema`` names the fields of one transition of **one** environment, ``weights``
+    the tensors that the collectors need.
+
+    Everything that can be checked is checked here: a bad configuration raises before any process, file or directory exists.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        collector: CollectorFactory,
+        learner: LearnerFactory,
+        schema: Schema,
+        weights: WeightSpec,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        self._collector = collector
+        self._learner = learner
+        self._sinks = tuple(sinks)
+        self._setup: RunSetup = prepare(config, collector, learner, schema, weights)
+
+    @property
+    def setup(self) -> RunSetup:
+        """What was decided: placement, devices, where the run starts."""
+        return self._setup
+
+    def explain(self) -> str:
+        """Return the plan in words: who runs where and why, memory a node, thread caps, seeds, risks.  Starts nothing."""
+        return explain(self._setup)
+
+    def run(self) -> RunResult:
+        """Run to the target, or until Ctrl-C or SIGTERM (the result then says ``interrupted``).
+
+        Raises :class:`RunFailedError` (a ``WorkerFailedError``) with the first worker that failed and its traceback; its
+        ``result`` says how far the run came.  Nothing is left behind in any case.
+        """
+        if self._setup.config.inline:
+            return run_inline(self._setup, self._collector, self._learner, self._sinks)
+        return _Run(self._setup, self._collector, self._learner, self._sinks).run()
+
+
+class _Run:
+    """One use of a trainer: the resources of a run, and its supervision."""
+
+    def __init__(
+        self, setup: RunSetup, collector: CollectorFactory, learner: LearnerFactory, sinks: Sequence[Sink]
+    ) -> None:
+        self._setup = setup
+        self._collector = collector
+        self._learner_factory = learner
+        self._sinks = sinks
+        self._signals = StopSignals()
+        self._reports: dict[str, BindReport] = {}
+        self._begun_s = time.monotonic()
+        self._messages: list[str] = list(setup.warnings)
+        self._observer: Observer | None = None
+
+    def run(self) -> RunResult:
+        with ExitStack() as stack:
+            stack.enter_context(self._signals)
+            # The pool first: it refuses what does not fit into memory, and then no directory has been made yet.
+            pool = CollectorPool(
+                self._collector,
+                schema=self._setup.schema,
+                weights=self._setup.weights,
+                options=self._setup.options,
+                placement=self._setup.placement,
+                topology=self._setup.topology,
+                on_message=self._say,
+            )
+            stack.callback(pool.close)
+            files = RunFiles(self._setup.config)
+            stack.callback(files.close)
+            self._observer = Observer(self._setup, files, self._sinks)
+            stack.callback(self._observer.close)
+            learner = self._make_learner(pool, files)
+            pool.add(learner)
+            return self._supervised(pool, learner, files)
+
+    def _make_learner(self, pool: CollectorPool, files: RunFiles) -> LearnerWorker:
+        setup = self._setup
+        place = setup.placement.learner
+        plan = LearnerPlan(
+            factory=self._learner_factory,
+            config=setup.config,
+            weights=setup.weights,
+            device=setup.learner_device,
+            run_dir=files.run_dir,
+            cpus=place.cpus,
+            node=place.node,
+            resume_from=setup.resume_from,
+            start=setup.start,
+            generation=setup.generation,
+            fingerprints=setup.fingerprints,
+        )
+        bind = bind_request(place, setup.config.binding, setup.config.memory_policy)
+        return LearnerWorker(plan, pool.rings, pool.snapshots, bind=bind)
+
+    def _supervised(self, pool: CollectorPool, learner: LearnerWorker, files: RunFiles) -> RunResult:
+        """Start, watch and end the workers; the outcome is written down in every case."""
+        status: RunStatus = "failed"
+        try:
+            self._start(pool, files)
+            status = self._watch(pool, learner)
+            self._end(pool)
+        except WorkerFailedError as error:
+            self._end(pool)
+            result = self._result("failed", pool, learner, files, error=str(error))
+            files.write_result(result)
+            raise RunFailedError(str(error), error.failure, result) from None
+        except BaseException:
+            pool.kill()
+            raise
+        result = self._result(status, pool, learner, files)
+        files.write_result(result)
+        return result
+
+    def _start(self, pool: CollectorPool, files: RunFiles) -> None:
+        assert self._observer is not None
+        for message in self._messages:
+            self._observer.console.message(message)
+        names = [worker.name for worker in pool.workers]
+        self._reports = dict(zip(names, pool.start(), strict=True))
+        files.write_placement({name: report.to_dict() for name, report in self._reports.items()})
+        self._observer.begin(self._reports)
+
+    def _watch(self, pool: CollectorPool, learner: LearnerWorker) -> RunStatus:
+        """Supervise until the learner has reached the target or somebody asked to stop."""
+        assert self._observer is not None
+        while self._signals.requested is None:
+            pool.wait_for_news(_POLL_S)
+            pool.poll()
+            self._observer.take(pool.workers)
+            self._observer.tick(pool.workers)
+            if learner.exitcode is not None and learner.finished:
+                return "finished"
+        self._say(f"{self._signals.requested}: ending in an orderly way; once more kills")
+        return "interrupted"
+
+    def _end(self, pool: CollectorPool) -> None:
+        """Collectors first, so that the learner takes in what they committed; one deadline for all."""
+        assert self._observer is not None
+        deadline = time.monotonic() + self._setup.config.shutdown_timeout_s
+        for worker in pool.collectors:
+            worker.request_stop()
+        for worker in pool.collectors:
+            worker.join(max(0.0, (deadline - time.monotonic()) / 2))
+        pool.stop(max(0.5, deadline - time.monotonic()))
+        self._observer.take(pool.workers)
+
+    def _result(
+        self, status: RunStatus, pool: CollectorPool, learner: LearnerWorker, files: RunFiles, error: str | None = None
+    ) -> RunResult:
+        report: LearnerReport | None = learner.result
+        stats = learner.stats or {}
+        start = self._setup.start
+        return RunResult(
+            status=status,
+            env_steps=report.progress.env_steps if report else stats.get("env_steps", start.env_steps),
+            updates=report.progress.updates if report else stats.get("updates", start.updates),
+            weight_version=report.progress.weight_version if report else stats.get("weight_version", 0),
+            wall_s=time.monotonic() - self._begun_s,
+            run_dir=files.run_dir,
+            checkpoint=report.checkpoint if report else None,
+            signal=self._signals.requested,
+            discarded_slots=report.discarded_slots if report else sum(ring.fill for ring in pool.rings),
+            num_restarts=sum(worker.generation - self._setup.generation for worker in pool.collectors),
+            placement={name: placement_text(found) for name, found in self._reports.items()},
+            error=error,
+        )
+
+    def _say(self, text: str) -> None:
+        if self._observer is None:
+            self._messages.append(text)
+        else:
+            self._observer.console.message(text)

@@ -1,0 +1,138 @@
+"""Everything that is decided before a process starts: placement, memory, devices, where to resume from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from numa_collectors import checkpoint
+from numa_collectors.checkpoint import Progress
+from numa_collectors.collector import CollectorFactory, check_picklable
+from numa_collectors.config import RunConfig
+from numa_collectors.errors import CheckpointError, ConfigError
+from numa_collectors.learner import LearnerFactory, resolve_device
+from numa_collectors.placement import Placement, PlacementRequest, WorkerPlacement, plan
+from numa_collectors.pool import PoolOptions
+from numa_collectors.rings import Schema
+from numa_collectors.snapshots import WeightSpec
+from numa_collectors.topo import Topology
+
+__all__ = ["RunSetup", "prepare"]
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """A run that has been thought through and not started."""
+
+    config: RunConfig
+    topology: Topology
+    placement: Placement
+    options: PoolOptions
+    schema: Schema
+    weights: WeightSpec
+    learner_device: str
+    warnings: tuple[str, ...]
+    start: Progress
+    generation: int
+    resume_from: Path | None
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """What a resumed run must have unchanged."""
+        return {"schema": f"{self.schema.fingerprint:016x}", "weights": f"{self.weights.fingerprint:016x}"}
+
+
+def prepare(
+    config: RunConfig, collector: CollectorFactory, learner: LearnerFactory, schema: Schema, weights: WeightSpec
+) -> RunSetup:
+    """Check everything that can be checked without starting anything; writes nothing.
+
+    Raises ``ConfigError``, ``PlacementError`` or ``CheckpointError``.
+    """
+    if not isinstance(schema, Schema) or not isinstance(weights, WeightSpec):
+        raise ConfigError(
+            f"expected schema=Schema(...) and weights=WeightSpec(...), got {type(schema).__name__} and {type(weights).__name__}"
+        )
+    check_picklable(collector, "the collector factory")
+    check_picklable(learner, "the learner factory")
+    learner_device, first = resolve_device(config.learner_device)
+    collector_device, second = resolve_device(config.collector_inference_device)
+    topology = Topology.discover()
+    placement = _place(config, topology, learner_device)
+    start, generation, resume_from = _resume_point(config, {"schema": schema, "weights": weights})
+    options = _pool_options(config, collector_device, start, generation)
+    return RunSetup(
+        config=config,
+        topology=topology,
+        placement=placement,
+        options=options,
+        schema=schema,
+        weights=weights,
+        learner_device=learner_device,
+        warnings=tuple(
+            f"{name}: {text}"
+            for name, text in (("learner_device", first), ("collector_inference_device", second))
+            if text is not None
+        ),
+        start=start,
+        generation=generation,
+        resume_from=resume_from,
+    )
+
+
+def _place(config: RunConfig, topology: Topology, learner_device: str) -> Placement:
+    device = torch.device(learner_device)
+    gpu = (device.index or 0) if device.type == "cuda" else None
+    if config.binding == "off" or config.inline:
+        reason = "inline: one process, nothing is bound" if config.inline else "binding=off: nothing is bound"
+        collectors = tuple(WorkerPlacement("collector", rank) for rank in range(config.num_collectors))
+        return Placement(WorkerPlacement("learner", 0), collectors, (reason,))
+    return plan(topology, PlacementRequest(**config.placement_values(gpu)))
+
+
+def _resume_point(config: RunConfig, specs: Mapping[str, Schema | WeightSpec]) -> tuple[Progress, int, Path | None]:
+    """Return where the run starts: its counts, the generation of its collectors, the checkpoint."""
+    if config.resume is None:
+        return Progress(env_steps=0, updates=0), 0, None
+    source = config.run_dir if config.resume == "latest" else Path(config.resume)
+    assert source is not None
+    loaded = checkpoint.load(source)
+    checkpoint.check_matches(loaded, {name: f"{spec.fingerprint:016x}" for name, spec in specs.items()})
+    if loaded.progress.env_steps >= config.planned_env_steps:
+        raise CheckpointError(
+            f"expected a checkpoint before total_env_steps={config.planned_env_steps}, got {loaded.progress.env_steps} env "
+            f"steps in {loaded.path}; that run is complete: raise total_env_steps to continue it"
+        )
+    generations = [int(counters.get("generation", 0)) for counters in loaded.progress.collectors.values()]
+    return loaded.progress, max(generations, default=0) + 1, loaded.path
+
+
+def _pool_options(config: RunConfig, device: str, start: Progress, generation: int) -> PoolOptions:
+    left = config.planned_env_steps - start.env_steps
+    return PoolOptions(
+        num_envs=config.num_envs,
+        num_collectors=config.num_collectors,
+        seed=config.seed,
+        quota_slots=-(-left // config.num_envs),
+        ring_capacity=config.ring_capacity,
+        ring_max_bytes=config.ring_max_bytes,
+        max_lead_slots=config.effective_lead_slots,
+        weight_poll_interval=config.weight_poll_interval,
+        # A resumed policy acts from its first step; its buffer fills with its own data.
+        learning_starts_slots=0 if generation else -(-config.learning_starts // config.num_envs),
+        check_finite=config.check_finite,
+        device=device,
+        binding=config.binding,
+        memory_policy=config.memory_policy,
+        on_collector_exit=config.on_collector_exit,
+        min_collectors=config.min_collectors,
+        max_restarts=config.max_restarts,
+        restart_backoff_s=config.restart_backoff_s,
+        hang_timeout_s=config.hang_timeout_s,
+        start_timeout_s=config.start_timeout_s,
+        shutdown_timeout_s=config.shutdown_timeout_s,
+        generation=generation,
+    )

@@ -1,0 +1,79 @@
+"""The learner's process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from numa_collectors.binding import BindRequest
+from numa_collectors.rings import TransitionRing
+from numa_collectors.seeds import seed_everything, stream_seed
+from numa_collectors.snapshots import WeightSnapshot
+from numa_collectors.trainer._session import LearnerPlan, LearnerSession
+from numa_collectors.worker import PinnedWorker
+
+__all__ = ["LearnerWorker"]
+
+# How soon a stop request is seen while no data comes, and how often statistics leave.
+_WAIT_S = 0.05
+_STATS_INTERVAL_S = 0.1
+
+
+class LearnerWorker(PinnedWorker):
+    """Runs a :class:`LearnerSession` in a process of its own, born on the node of its GPU."""
+
+    def __init__(
+        self,
+        plan: LearnerPlan,
+        rings: Sequence[TransitionRing],
+        snapshots: Sequence[WeightSnapshot],
+        *,
+        bind: BindRequest | None = None,
+    ) -> None:
+        super().__init__(role="learner", rank=0, bind=bind)
+        self._plan = plan
+        self._rings = tuple(rings)
+        self._snapshots = tuple(snapshots)
+        self._session: LearnerSession | None = None
+        self._complete = False
+        self._failed = False
+        self._next_stats_s = 0.0
+
+    def setup(self) -> None:
+        seed_everything(stream_seed(self._plan.config.seed, "learner"))
+        self._session = LearnerSession(
+            self._plan,
+            self._rings,
+            self._snapshots,
+            excuse=self.waiting,
+            say=lambda text: self.send_event({"message": text}),
+        )
+        self._post(self._session)
+
+    def step(self) -> bool:
+        session = self._running()
+        try:
+            self._complete = session.round(_WAIT_S)
+        except BaseException:
+            self._failed = True
+            raise
+        if time.monotonic() >= self._next_stats_s:
+            self._post(session)
+        return self._complete
+
+    def teardown(self) -> None:
+        session = self._running()
+        # After an error the learner's state is not to be trusted: the last checkpoint stands.
+        if not self._failed:
+            self.set_result(session.end(complete=self._complete))
+        self._post(session)
+        session.close()
+
+    def _post(self, session: LearnerSession) -> None:
+        self._next_stats_s = time.monotonic() + _STATS_INTERVAL_S
+        self.post_stats(session.stats())
+
+    def _running(self) -> LearnerSession:
+        if self._session is None:
+            raise RuntimeError(f"{self.name}: setup() has not run")
+        return self._session

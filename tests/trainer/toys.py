@@ -1,0 +1,157 @@
+"""A tiny environment and a tiny learner: real processes, arithmetic that can be checked by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from numa_collectors.collector import Collector, CollectorContext, Episode
+from numa_collectors.config import RunConfig
+from numa_collectors.learner import LearnerContext
+from numa_collectors.rings import Field, Schema
+from numa_collectors.snapshots import TensorSpec, WeightSpec
+
+SCHEMA = Schema(
+    [Field("obs", "float32", (3,)), Field("reward", "float32"), Field("serial", "int64"), Field("env", "int64")]
+)
+WEIGHTS = WeightSpec([TensorSpec("w", "float32", (4,)), TensorSpec("count", "int64", ())])
+
+
+class CountingCollector(Collector):
+    """Writes (rank, step) into every slot, so that loss, repetition and order can be told from the data alone.
+
+    ``fault`` makes ``fault_rank`` misbehave at ``fault_step`` in generation 0: ``raise nan exit0 sysexit kill hang stop``.
+    """
+
+    def __init__(
+        self,
+        ctx: CollectorContext,
+        *,
+        delay_s: float = 0.0,
+        slow_rank: int | None = None,
+        fault: str | None = None,
+        fault_rank: int = 0,
+        fault_step: int = 5,
+    ) -> None:
+        self.ctx = ctx
+        self.step = ctx.start_slot
+        self.delay_s = delay_s if slow_rank in (None, ctx.rank) else 0.0
+        self.fault = fault if (ctx.rank == fault_rank and ctx.generation == 0) else None
+        self.fault_step = fault_step
+        self.weights: dict[str, np.ndarray] = {}
+        self.rng = np.random.default_rng(ctx.seed)
+
+    def load_weights(self, weights: Mapping[str, np.ndarray], version: int) -> None:
+        self.weights = {name: array.copy() for name, array in weights.items()}
+
+    def collect(self, slot: Mapping[str, np.ndarray]) -> None:
+        if self.fault is not None and self.step == self.fault_step:
+            misbehave(self.fault, slot)
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        slot["obs"][:] = self.rng.standard_normal(slot["obs"].shape)
+        slot["reward"][:] = self.step
+        slot["serial"][:] = self.step
+        slot["env"][:] = self.ctx.env_offset + np.arange(self.ctx.num_envs)
+        if self.fault == "nan" and self.step == self.fault_step:
+            slot["reward"][0] = np.nan
+        self.step += 1
+
+    def drain_episodes(self) -> list[Episode]:
+        return [Episode(float(self.step), 10)] if self.step % 10 == 0 else []
+
+
+def misbehave(fault: str, slot: Mapping[str, np.ndarray]) -> None:
+    """End, hang or raise in the way that ``fault`` names."""
+    if fault == "raise":
+        raise RuntimeError("planted failure of the environment")
+    if fault == "exit0":
+        os._exit(0)
+    if fault == "sysexit":
+        raise SystemExit(0)
+    if fault == "kill":
+        slot["serial"][:] = -1  # half a slot is written when the signal comes
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if fault == "hang":
+        time.sleep(3600)
+    if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class CountingLearner:
+    """Counts what it gets, checks its order, and keeps a digest of everything in arrival order."""
+
+    def __init__(self, ctx: LearnerContext, *, delay_s: float = 0.0, fail_at: int | None = None) -> None:
+        self.ctx = ctx
+        self.delay_s = delay_s
+        self.fail_at = fail_at
+        self.next_serial = [0] * ctx.num_collectors
+        self.updates = 0
+        self.total = torch.zeros(3, dtype=torch.float64)
+        self.calls: list[int] = []
+
+    def ingest(self, rank: int, batch: Mapping[str, torch.Tensor]) -> None:
+        serial = batch["serial"]
+        assert serial.shape == (serial.shape[0], self.ctx.num_envs[rank])
+        for row in serial[:, 0].tolist():
+            if not self.ctx.resumed:
+                assert row == self.next_serial[rank], (
+                    f"collector[{rank}]: expected slot {self.next_serial[rank]}, got {row}"
+                )
+            self.next_serial[rank] += 1
+        self.total += batch["obs"].double().sum((0, 1))
+
+    def update(self, num_updates: int) -> dict[str, float]:
+        if self.fail_at is not None and self.updates >= self.fail_at:
+            raise ValueError("planted failure of the learner")
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        self.updates += num_updates
+        self.calls.append(num_updates)
+        return {"loss": 1.0 / self.updates}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"w": torch.full((4,), float(self.updates)), "count": torch.tensor(self.updates)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "total": self.total, "next_serial": list(self.next_serial)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+        self.total = state["total"]
+
+
+def make_collector(**options: Any) -> partial[CountingCollector]:
+    return partial(CountingCollector, **options)
+
+
+def make_learner(**options: Any) -> partial[CountingLearner]:
+    return partial(CountingLearner, **options)
+
+
+def toy_config(run_dir: Any, **changes: Any) -> RunConfig:
+    """Return a small, quiet configuration on the CPU."""
+    values: dict[str, Any] = {
+        "num_envs": 7,
+        "num_collectors": 2,
+        "total_env_steps": 700,
+        "num_updates": 2,
+        "learning_starts": 70,
+        "run_dir": run_dir,
+        "console": "quiet",
+        "learner_device": "cpu",
+        "collector_inference_device": "cpu",
+        "log_interval_s": 0.2,
+        "start_timeout_s": 60.0,
+        "shutdown_timeout_s": 10.0,
+    }
+    return RunConfig(**{**values, **changes})
