@@ -34,8 +34,11 @@ class _State:
         return cls(tuple(sorted(os.sched_getaffinity(0))), policy)
 
     def restore(self) -> None:
-        os.sched_setaffinity(0, self.cpus)
-        if self.policy is not None:
+        """Return the calling thread to this state; calls that a filter may refuse are made only where something differs."""
+        now = _State.read()
+        if now.cpus != self.cpus:
+            os.sched_setaffinity(0, self.cpus)
+        if self.policy is not None and now.policy != self.policy:
             _mempolicy.set_mempolicy(*self.policy)
 
 
@@ -204,8 +207,7 @@ def apply(request: BindRequest) -> BindReport:
     given = _THREAD.baseline
     _check_exists(request)
     try:
-        if before != given:
-            given.restore()
+        given.restore()
         rung, steps = _bind(request, given)
         if steps and request.mode == "require":
             raise _error(steps[0])
