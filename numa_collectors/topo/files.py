@@ -81,17 +81,16 @@ class Root:
     def cpumap(self, relative: str) -> tuple[int, ...] | None:
         return self._parsed(relative, parse_cpumap)
 
-    def cpus(self, stems: Iterable[str]) -> tuple[int, ...] | None:
-        """Return the set of the first ``stem_list`` or, failing all of them, of the first mask named ``stem``."""
-        stems = tuple(stems)
-        for stem in stems:
-            found = self.cpulist(stem + "_list")
-            if found is not None:
-                return found
-        for stem in stems:
-            found = self.cpumap(stem)
-            if found is not None:
-                return found
+    def siblings(self, cpu: int, lists: Iterable[str], maps: Iterable[str]) -> tuple[int, ...] | None:
+        """Return the first of these sets that holds ``cpu`` itself, lists before maps; None where none does.
+
+        A set of a CPU's siblings that leaves the CPU out is wrong (edited or emulated sysfs), whatever else it says.
+        """
+        for names, read in ((lists, self.cpulist), (maps, self.cpumap)):
+            for name in names:
+                found = read(name)
+                if found is not None and cpu in found:
+                    return found
         return None
 
     def _parsed(self, relative: str, parse: Callable[[str], T]) -> T | None:

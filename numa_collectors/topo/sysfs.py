@@ -52,6 +52,12 @@ def _group(
     return groups
 
 
+def _topology_siblings(root: Root, cpu: int, names: Sequence[str]) -> tuple[int, ...] | None:
+    """Return the set called by the first of ``names`` that there is (today's name, then that of older kernels)."""
+    files = [f"{_CPU}/cpu{cpu}/topology/{name}" for name in names]
+    return root.siblings(cpu, [f"{file}_list" for file in files], files)
+
+
 def read_packages(root: Root, online: Sequence[int]) -> tuple[Package, ...]:
     """Return the chips; none where the firmware neither numbers nor groups them."""
 
@@ -60,8 +66,7 @@ def read_packages(root: Root, online: Sequence[int]) -> tuple[Package, ...]:
         return value if value is not None and value >= 0 else None
 
     def siblings(cpu: int) -> Collection[int] | None:
-        topology = f"{_CPU}/cpu{cpu}/topology"
-        return root.cpus((f"{topology}/package_cpus", f"{topology}/core_siblings"))
+        return _topology_siblings(root, cpu, ("package_cpus", "core_siblings"))
 
     packages = [Package(package_id(first), cpus) for first, cpus in _group(online, siblings)]
     if packages:
@@ -78,8 +83,7 @@ def read_cores(root: Root, online: Sequence[int], packages: Sequence[Package]) -
     """Return the physical cores; a CPU whose siblings nobody names is a core of its own."""
 
     def siblings(cpu: int) -> Collection[int]:
-        topology = f"{_CPU}/cpu{cpu}/topology"
-        return root.cpus((f"{topology}/core_cpus", f"{topology}/thread_siblings")) or (cpu,)
+        return _topology_siblings(root, cpu, ("core_cpus", "thread_siblings")) or (cpu,)
 
     groups = [cpus for _, cpus in _group(online, siblings)]
     kinds = _core_kinds(root, [cpus[0] for cpus in groups])
@@ -112,7 +116,7 @@ def read_l3(root: Root, online: Sequence[int], cores: Sequence[Core]) -> tuple[C
         index = _l3_index(root, cache)
         if index is None:
             return None
-        shared = root.cpus((f"{cache}/{index}/shared_cpu",)) or root.cpumap(f"{cache}/{index}/shared_cpu_map")
+        shared = root.siblings(cpu, [f"{cache}/{index}/shared_cpu_list"], [f"{cache}/{index}/shared_cpu_map"])
         # Some firmware gives an empty map: the cache is the core's own.
         return shared or core_of.get(cpu, (cpu,))
 
