@@ -36,6 +36,7 @@ class FastSACLearner:
     ) -> None:
         self.config = config
         self.agent = FastSAC(spec, config, device=device, seed=seed)
+        self._metrics: dict[str, float] = {}
         self.replay = ReplayMemory(
             num_envs, config.replay_capacity, spec.obs_dim, spec.action_dim, device=self.agent.device
         )
@@ -62,13 +63,15 @@ class FastSACLearner:
             self.agent.normalizer.merge(batch["obs"])
 
     def update(self, num_updates: int) -> dict[str, float]:
-        """Make exactly ``num_updates`` gradient updates; return the means of their metrics.
+        """Make exactly ``num_updates`` gradient updates.
+
+        Returns:
+            Means over these updates; of what none of them touched (the delayed actor), the values last seen.
 
         Raises:
             ValueError: nothing was ingested yet.
         """
-        sums: dict[str, Tensor] = {}
-        counts: dict[str, int] = {}
+        seen: dict[str, list[Tensor]] = {}
         for _ in range(num_updates):
             batch = self.replay.sample(
                 self.config.batch_size,
@@ -77,13 +80,12 @@ class FastSACLearner:
                 generator=self.agent.generator,
             )
             for name, value in self.agent.update(batch).items():
-                sums[name] = sums[name] + value if name in sums else value
-                counts[name] = counts.get(name, 0) + 1
-        if not sums:
-            return {}
-        # One copy to the host for all scalars: each would otherwise wait for the device.
-        values = torch.stack(list(sums.values())).tolist()
-        return {f"fastsac/{name}": value / counts[name] for name, value in zip(sums, values, strict=True)}
+                seen.setdefault(f"fastsac/{name}", []).append(value)
+        if seen:
+            # One copy to the host for all scalars: each on its own would wait for the device.
+            means = torch.stack([torch.stack(values).mean() for values in seen.values()]).tolist()
+            self._metrics.update(zip(seen, means, strict=True))
+        return dict(self._metrics)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Actor parameters and normaliser statistics: names, shapes and order never change."""

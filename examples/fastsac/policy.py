@@ -36,8 +36,6 @@ class FastSACPolicy:
         device: where the policy is evaluated.
         seed: of the sampled actions. torch's global generator is left alone.
         deterministic: act with the mean.
-        random_slots: this many calls of ``act`` draw uniformly between the bounds instead, to fill the replay memory
-            before anything is learnt.
     """
 
     def __init__(
@@ -48,13 +46,11 @@ class FastSACPolicy:
         device: torch.device | str = "cpu",
         seed: int = 0,
         deterministic: bool = False,
-        random_slots: int = 0,
     ) -> None:
         self.spec = spec
         self.device = torch.device(device)
         self.deterministic = deterministic
         self.version = 0
-        self._random_slots_left = random_slots
         self._normalize = config.normalize_obs
         self._generator = torch.Generator(self.device).manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
@@ -70,10 +66,6 @@ class FastSACPolicy:
     def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return actions (N, A) in the environment's units for observations (N, O)."""
         with torch.inference_mode():
-            if self._random_slots_left > 0:
-                self._random_slots_left -= 1
-                uniform = torch.rand(obs.shape[0], self.spec.action_dim, generator=self._generator, device=self.device)
-                return self._to_numpy(self.actor.to_env(2.0 * uniform - 1.0))
             x = torch.tensor(obs, dtype=torch.float32, device=self.device)
             mean, log_std = self.actor(self.normalizer(x) if self._normalize else x)
             if self.deterministic:
