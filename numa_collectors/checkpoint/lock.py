@@ -60,8 +60,14 @@ class RunLock:
     def release(self) -> None:
         """Let go; may be called twice."""
         fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        if fd is None:
+            return
+        if sys.platform != "win32":
+            import fcntl
+
+            # Closing alone lets go only with the last copy of the descriptor, and a child between fork and exec has one.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
     def __enter__(self) -> RunLock:
         return self

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable
@@ -42,13 +43,15 @@ def small_state(value: float = 1.0) -> dict[str, Any]:
 
 def test_round_trip_is_bit_exact(tmp_path: Path) -> None:
     module = torch.nn.Linear(5, 3)
-    optimizer = torch.optim.Adam(module.parameters())
-    module(torch.ones(2, 5)).sum().backward()
-    optimizer.step()
+    # The form of torch.optim's state_dict; the optimizers themselves import for seconds.
+    optimizer = {
+        "state": {0: {"step": torch.tensor(7.0), "exp_avg": torch.rand(3, 5)}},
+        "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "fused": None, "params": [0]}],
+    }
     state = {
         "model": module.state_dict(),
         "parameter": module.weight,
-        "optimizer": optimizer.state_dict(),
+        "optimizer": optimizer,
         "bf16": torch.tensor([1.0, float("nan"), -0.0], dtype=torch.bfloat16),
         "empty": torch.zeros(0, 3),
         "flags": [True, None, -(2**70), 1.5, "text", b"bytes", (1, 2)],
@@ -62,7 +65,8 @@ def test_round_trip_is_bit_exact(tmp_path: Path) -> None:
         assert loaded.config == {"num_envs": 8}
         assert loaded.fingerprints == {"schema": "abc"}
         assert loaded.state["flags"] == state["flags"]
-        assert loaded.state["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]
+        assert loaded.state["optimizer"]["param_groups"] == optimizer["param_groups"]
+        assert torch.equal(loaded.state["optimizer"]["state"][0]["exp_avg"], optimizer["state"][0]["exp_avg"])
         assert torch.equal(loaded.state["bf16"].view(torch.int16), state["bf16"].view(torch.int16))
         assert loaded.state["empty"].shape == (0, 3)
         for name, tensor in module.state_dict().items():
@@ -238,19 +242,23 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_every_damage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = tmp_path / "executed"
     monkeypatch.setenv("EXPLOIT_MARK", str(mark))
-    path = save(tmp_path / "checkpoints", small_state(), PROGRESS, config={"a": 1})
-    damage, words = DAMAGES[name]
-    damage(path)
-    for target in (path, tmp_path):
-        if name == "manifest missing" and target == tmp_path:
-            words = "readable .*manifest.json, got No such file"
-        with pytest.raises(CheckpointError, match=words):
-            load(target)
-    assert not mark.exists()
+    whole = save(tmp_path / "whole", small_state(), PROGRESS, config={"a": 1})
+    for number, (name, (damage, words)) in enumerate(DAMAGES.items()):
+        run_dir = tmp_path / f"run{number}"
+        path = run_dir / "checkpoints" / whole.name
+        shutil.copytree(whole, path)
+        load(path)
+        damage(path)
+        for target in (path, run_dir):
+            if name == "manifest missing" and target == run_dir:
+                words = "readable .*manifest.json, got No such file"
+            with pytest.raises(CheckpointError) as caught:
+                load(target)
+            assert re.search(words, str(caught.value)), f"{name}: {caught.value}"
+        assert not mark.exists(), name
 
 
 def test_the_exploit_of_these_tests_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
