@@ -73,13 +73,14 @@ def resolve_device(name: str) -> tuple[str, str | None]:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"expected a torch device such as 'cpu' or 'cuda:0', got {name!r}: {error}") from error
+    index: int | None = device.index
     if device.type != "cuda":
         return str(device), None
     if not torch.cuda.is_available():
-        if device.index is None:
+        if index is None:
             return "cpu", "'cuda' was asked for and no CUDA device is available: the CPU is used"
         raise ConfigError(f"expected a CUDA device for {name!r}, got none: use 'cpu', or 'cuda' to fall back to it")
-    if device.index is not None and device.index >= torch.cuda.device_count():
+    if index is not None and index >= torch.cuda.device_count():
         raise ConfigError(f"expected one of {torch.cuda.device_count()} CUDA devices, got {name!r}")
     return str(device), None
 

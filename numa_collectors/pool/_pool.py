@@ -12,113 +12,37 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from numa_collectors.binding import BindMode, BindPolicy, BindReport, BindRequest, check_capacity
+from numa_collectors.binding import BindReport, check_capacity
 from numa_collectors.collector import (
     CollectorContext,
     CollectorFactory,
     CollectorOptions,
     CollectorWorker,
     check_picklable,
-    shard,
 )
 from numa_collectors.collector.quota import SharedQuota
-from numa_collectors.errors import ConfigError, NodeCapacityError
+from numa_collectors.errors import NodeCapacityError
 from numa_collectors.exchange import Exchange
 from numa_collectors.learner import DeviceIntake, WeightStager
 from numa_collectors.placement import Placement, PlacementRequest, WorkerPlacement, plan
+from numa_collectors.pool._options import PoolOptions, bind_request, memory_plan
 from numa_collectors.rings import Schema, Span, TransitionRing
-from numa_collectors.rings.layout import choose_capacity, ring_bytes
 from numa_collectors.shm import Region, RegionPolicy
 from numa_collectors.snapshots import WeightSnapshot, WeightSpec
-from numa_collectors.snapshots.memory import snapshot_bytes
 from numa_collectors.topo import Topology
 from numa_collectors.worker import PinnedWorker, WorkerFailure, WorkerGroup, raise_failure
 
-__all__ = ["CollectorPool", "MemoryPlan", "PoolOptions", "bind_request", "memory_plan"]
+__all__ = ["CollectorPool"]
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class PoolOptions:
-    """How many collectors, how they are fed and watched; counts in environments and slots, times in seconds.
-
-    ``quota_slots``: slots that each collector commits before it ends, None: until stopped.  ``learning_starts_slots``: slots
-    in which to act at random.  ``generation``: that of the first start (a resumed run gives its collectors fresh seeds).
-    """
-
-    num_envs: int
-    num_collectors: int = 1
-    seed: int = 0
-    quota_slots: int | None = None
-    ring_capacity: int | None = None
-    ring_max_bytes: int | None = None
-    max_lead_slots: int | None = None
-    weight_poll_interval: int = 1
-    learning_starts_slots: int = 0
-    check_finite: bool = True
-    device: str = "cpu"
-    binding: BindMode = "auto"
-    memory_policy: BindPolicy = "preferred"
-    on_collector_exit: Literal["raise", "restart", "continue"] = "raise"
-    min_collectors: int = 1
-    max_restarts: int = 3
-    restart_backoff_s: float = 1.0
-    hang_timeout_s: float | None = 60.0
-    start_timeout_s: float = 120.0
-    shutdown_timeout_s: float = 10.0
-    generation: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_collectors <= self.num_envs:
-            raise ConfigError(
-                f"num_collectors: expected 1 to num_envs={self.num_envs}, got {self.num_collectors}; each collector needs an "
-                "environment: lower num_collectors or raise num_envs"
-            )
-
-    def envs_of(self, rank: int) -> int:
-        """Return the number of environments of collector ``rank`` (7 over 3 is 3/2/2)."""
-        return shard(self.num_envs, self.num_collectors, rank)[1]
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """One shared region of a run before it exists: what for, how large, and on which node (None: anywhere)."""
-
-    name: str
-    num_bytes: int
-    node: int | None
-
-
-def memory_plan(
-    schema: Schema, weights: WeightSpec, options: PoolOptions, placement: Placement
-) -> tuple[MemoryPlan, ...]:
-    """Return every shared region that a pool of ``options`` would make."""
-    plans = []
-    for worker in placement.collectors:
-        batched = schema.with_leading(options.envs_of(worker.rank))
-        slots = choose_capacity(batched, options.ring_capacity, options.ring_max_bytes)
-        plans.append(MemoryPlan(f"ring[{worker.rank}]", ring_bytes(batched, slots), worker.memory_node))
-        plans.append(MemoryPlan(f"weights[{worker.rank}]", snapshot_bytes(weights), worker.memory_node))
-    return tuple(plans)
-
-
-def bind_request(worker: WorkerPlacement, mode: BindMode, policy: BindPolicy) -> BindRequest:
-    """Return what the binding layer is asked for to carry out ``worker``'s placement."""
-    if worker.cpus is None and worker.memory_nodes is None:
-        return BindRequest(mode="off", num_threads=worker.num_threads)
-    return BindRequest(
-        cpus=worker.cpus, memory_nodes=worker.memory_nodes, policy=policy, mode=mode, num_threads=worker.num_threads
-    )
 
 
 class CollectorPool:
