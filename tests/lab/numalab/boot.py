@@ -1,7 +1,8 @@
 """Boots a topology, runs a job inside, and brings output, junit and exit code back.
 
-The job goes in as a raw tar on the guest's second disk, results come back as a raw tar on the third, output over the second
-serial line, whose last line carries the exit code.  QEMU's own exit status says nothing: it is 0 after a kernel panic too.
+The job goes in as a raw tar on the guest's second disk, results come back as a raw tar on the third, output over the
+second serial line, whose last line carries the exit code.  QEMU's own exit status says nothing: it is 0 after a kernel
+panic too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -25,11 +27,11 @@ from numalab.cache import cache_dir, need_tool
 from numalab.errors import EXIT_FAILED, EXIT_GUEST_DIED, EXIT_OK, Stopped
 from numalab.topologies import GuestTopology, topology_args
 
-__all__ = ["Guest", "Outcome", "run_guest"]
+__all__ = ["Guest", "Outcome", "pytest_command", "run_guest"]
 
-# A quiet host boots in 4 seconds; about one boot in a hundred was seen to hang under multi-threaded emulation, never yet
-# with thread=single.
-BOOT_TIMEOUT_S = float(os.environ.get("NUMA_COLLECTORS_LAB_BOOT_TIMEOUT_S", "60"))
+# A quiet host boots in 4 to 6 seconds; about one boot in a hundred was seen to hang under multi-threaded emulation, never
+# yet with thread=single.
+BOOT_TIMEOUT_S = float(os.environ.get("NUMA_COLLECTORS_LAB_BOOT_TIMEOUT_S", "90"))
 BOOT_TRIES = 3
 _RESULT_BYTES = 8 << 20
 _BLOCK_BYTES = 4096
@@ -64,16 +66,21 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def _job_script(guest: Guest, pytest_args: Sequence[str]) -> str:
-    """The shell script that the guest runs; its exit code is pytest's."""
+def pytest_command(guest: Guest, pytest_args: Sequence[str]) -> str:
+    """The shell command that runs pytest in the guest."""
     words = [guest.python, "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--color=no"]
     words += ["--junitxml=/run/results/junit.xml", *pytest_args]
-    quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
+    return shlex.join(words)
+
+
+def _job_script(guest: Guest, command: str) -> str:
+    """The shell script that the guest runs; its exit code is the command's."""
     return (
         f"export NUMA_COLLECTORS_LAB_TOPOLOGY={guest.topology.name}\n"
-        f"export PYTHONPATH={guest.pythonpath} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONUTF8=1 TMPDIR=/run/tmp COLUMNS=120\n"
+        f"export PYTHONPATH={guest.pythonpath} PYTHONUTF8=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1\n"
+        "export TMPDIR=/run/tmp COLUMNS=120\n"
         # Through a pipe, so that pytest does not write for a terminal.
-        f"{{ {quoted}; echo $? >/run/code; }} 2>&1 | cat\n"
+        f"{{ ( {command} ); echo $? >/run/code; }} 2>&1 | cat\n"
         "exit $(cat /run/code)\n"
     )
 
@@ -212,17 +219,17 @@ def _verdict(attempt: _Attempt, timeout_s: float, counts: dict[str, int]) -> tup
     if attempt.code == 0:
         return EXIT_OK, "passed"
     if attempt.code > 128:
-        return EXIT_FAILED, f"pytest was killed by signal {attempt.code - 128} (9: the guest ran out of memory)"
-    if attempt.code == 5:
+        return EXIT_FAILED, f"killed by signal {attempt.code - 128} (9: the guest ran out of memory)"
+    if not counts:
+        return EXIT_FAILED, f"the command exited with {attempt.code} and left no report"
+    if not counts["tests"]:
         return EXIT_FAILED, "no test was collected"
-    bad = counts.get("failures", 0) + counts.get("errors", 0)
-    return EXIT_FAILED, f"{bad} of {counts.get('tests', 0)} tests failed (pytest exited with {attempt.code})"
+    bad = counts["failures"] + counts["errors"]
+    return EXIT_FAILED, f"{bad} of {counts['tests']} tests failed (pytest exited with {attempt.code})"
 
 
-def run_guest(
-    guest: Guest, source: Path, pytest_args: Sequence[str], *, timeout_s: float, stop: threading.Event
-) -> Outcome:
-    """Boot ``guest``, run pytest in it on the library and tests of ``source``, and return the outcome.
+def run_guest(guest: Guest, source: Path, command: str, *, timeout_s: float, stop: threading.Event) -> Outcome:
+    """Boot ``guest``, run a shell command in it beside the library and tests of ``source``, and return the outcome.
 
     A guest that does not reach its init is booted again, twice at most; a job is never run twice.  Raises ``Stopped``
     when ``stop`` is set meanwhile; the emulator never outlives the call.
@@ -230,7 +237,7 @@ def run_guest(
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="run-", dir=cache_dir()) as folder:
         work = Path(folder)
-        _write_job(work / "job.tar", source, _job_script(guest, pytest_args))
+        _write_job(work / "job.tar", source, _job_script(guest, command))
         for _ in range(BOOT_TRIES):
             attempt = _attempt(guest, work, timeout_s, stop)
             if attempt.state != "no boot":

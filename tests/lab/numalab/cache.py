@@ -78,7 +78,7 @@ def _kernel_package(arch: str, apt_options: Sequence[str]) -> str:
 
 
 def kernel(arch: str, apt_options: Sequence[str] = ()) -> Path:
-    """The kernel image: ``$NUMA_COLLECTORS_LAB_KERNEL`` (x86-64 only), the cache's, or one downloaded by apt (27 MB)."""
+    """The kernel image: ``$NUMA_COLLECTORS_LAB_KERNEL`` (x86-64 only), the cache's, or one that apt downloads (27 MB)."""
     chosen = os.environ.get("NUMA_COLLECTORS_LAB_KERNEL")
     if chosen and arch == "x86_64":
         if not os.path.isfile(chosen):
@@ -102,7 +102,7 @@ def kernel(arch: str, apt_options: Sequence[str] = ()) -> Path:
 def unpack_packages(
     packages: Sequence[str], folder: Path, apt_options: Sequence[str] = (), members: Sequence[str] = ()
 ) -> Path:
-    """Download Debian packages and unpack them into a fresh ``folder`` (only ``members`` of the top level, if given)."""
+    """Download Debian packages and unpack them into a fresh ``folder``; ``members`` names what to keep of its top level."""
     apt_get, dpkg = need_tool("apt-get", "apt"), need_tool("dpkg", "dpkg")
     shutil.rmtree(folder, ignore_errors=True)
     debs = folder / ".debs"

@@ -1,4 +1,4 @@
-"""Command line of the lab: ``python tests/lab [list|image|run NAMES|all] [-j N] [--results DIR] [-- pytest arguments]``."""
+"""Command line of the lab: ``python tests/lab list|image|run NAMES|all [-j N] [--results DIR] [-- pytest arguments]``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, as_c
 from pathlib import Path
 from types import FrameType
 
-from numalab.boot import Guest, Outcome, run_guest
+from numalab.boot import Guest, Outcome, pytest_command, run_guest
 from numalab.cache import kernel, need_tool
 from numalab.errors import EXIT_FAILED, EXIT_GUEST_DIED, EXIT_OK, EXIT_UNAVAILABLE, Stopped, Unavailable
 from numalab.image import guest_python, image
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--results", type=Path, metavar="DIR", help="keep NAME.xml, NAME.output.txt, NAME.console.txt here"
     )
+    parser.add_argument("--shell", metavar="COMMAND", help="run this in the guest's shell in place of pytest")
     parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="a guest's time after boot (600)")
     return parser
 
@@ -77,8 +78,8 @@ def _report(outcome: Outcome, results: Path | None) -> None:
             (results / f"{outcome.topology}.{suffix}").write_text(text)
 
 
-def _run(guests: Sequence[Guest], options: argparse.Namespace, pytest_args: Sequence[str]) -> list[Outcome]:
-    """Run the guests, ``options.jobs`` at a time; a signal ends the emulators first."""
+def _run(jobs: Sequence[tuple[Guest, str]], options: argparse.Namespace) -> list[Outcome]:
+    """Run each guest's command, ``options.jobs`` at a time; a signal ends the emulators first."""
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -89,8 +90,8 @@ def _run(guests: Sequence[Guest], options: argparse.Namespace, pytest_args: Sequ
     try:
         with ThreadPoolExecutor(max(1, options.jobs)) as pool:
             futures: list[Future[Outcome]] = [
-                pool.submit(run_guest, guest, SOURCE, pytest_args, timeout_s=options.timeout_s, stop=stop)
-                for guest in guests
+                pool.submit(run_guest, guest, SOURCE, command, timeout_s=options.timeout_s, stop=stop)
+                for guest, command in jobs
             ]
             for future in as_completed(futures):
                 outcomes.append(future.result())
@@ -147,7 +148,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "image":
             print(image() if not guests else "\n".join(str(guest.image) for guest in guests))
             return EXIT_OK
-        return _summarise(_run(guests, options, pytest_args or ["tests/guest"]))
+        chosen_tests = pytest_args or ["tests/guest"]
+        jobs = [(guest, options.shell or pytest_command(guest, chosen_tests)) for guest in guests]
+        return _summarise(_run(jobs, options))
     except Unavailable as error:
         print(f"the lab cannot run here: {error}", file=sys.stderr)
         return EXIT_FAILED if os.environ.get("NUMA_COLLECTORS_LAB_REQUIRE") == "1" else EXIT_UNAVAILABLE

@@ -1,7 +1,7 @@
 """The x86-64 guest's disk: this interpreter, the packages that guest tests import, a shell, and an init.
 
-Everything keeps its absolute path, so that interpreters and scripts of the environment work unchanged inside.  The library
-and its tests are *not* in the image; they travel with each job, so that an edit needs no new image.
+Everything keeps its absolute path, so that interpreters and scripts of the environment work unchanged inside.  The
+library and its tests are *not* in the image; they travel with each job, so that an edit needs no new image.
 """
 
 from __future__ import annotations
