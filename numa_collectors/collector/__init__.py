@@ -8,7 +8,7 @@ Counters of :meth:`CollectorLoop.stats`, cumulative within one generation, so th
 ``episodes, return_sum, length_sum``        of episodes that ended
 ``weight_version, weight_loads``            version that acts now; how many times new weights were taken over
 ``collect_ns``                              in :meth:`Collector.collect`, everything included
-``<stage>_ns``                              in the stages of ``ctx.timer``: ``act``, ``env_step`` for :class:`GymCollector`
+``<stage>_ns``                              in the stages of ``ctx.timer``; of GymCollector: ``act``, ``env_step``
 ``push_ns, sync_ns``                        committing; polling and loading weights
 ``check_s``                                 in ``check_finite``
 ``wait_space_ns, wait_weights_s``           blocked on a full ring; blocked until the first weights came
@@ -36,6 +36,7 @@ from numa_collectors.collector.context import (
 from numa_collectors.collector.gym import GymCollector, gym_schema
 from numa_collectors.collector.loop import CollectorLoop, CollectorOptions, build_loop
 from numa_collectors.collector.spaces import GymSpec
+from numa_collectors.collector.worker import CollectorWorker
 
 __all__ = [
     "Collector",
@@ -44,6 +45,7 @@ __all__ = [
     "CollectorFactory",
     "CollectorLoop",
     "CollectorOptions",
+    "CollectorWorker",
     "Episode",
     "GymCollector",
     "GymSpec",

@@ -62,8 +62,7 @@ class NonFiniteError(CollectorError):
 
 
 class StageTimer:
-    """Adds the time between entering and leaving to a stage's total, in ns.  Stages may nest; one stage in itself
-    may not."""
+    """Adds the time between entering and leaving to a stage's total, in ns; stages may nest, one within itself not."""
 
     __slots__ = ("_begin_ns", "num_calls", "total_ns")
 
@@ -190,7 +189,9 @@ class CollectorContext:
             words.append(f"field {name!r}")
         return ", ".join(words)
 
-    def error(self, message: str, *, row: int | None = None, step: int | None = None, field: str | None = None) -> CollectorError:
+    def error(
+        self, message: str, *, row: int | None = None, step: int | None = None, field: str | None = None
+    ) -> CollectorError:
         """Return a :class:`CollectorError` that names this collector, the environment in ``row``, the step and the
         field."""
         env = None if row is None else self.env_offset + row
@@ -221,7 +222,7 @@ class Collector(ABC):
         buffers in place, and what is copied afterwards is the next observation.
         """
 
-    def load_weights(self, weights: Mapping[str, np.ndarray], version: int) -> None:  # noqa: B027 - not every one has some
+    def load_weights(self, weights: Mapping[str, np.ndarray], version: int) -> None:  # noqa: B027 - optional
         """Take over new weights: arrays private to this process, valid until the next call; copy what is kept."""
 
     def drain_episodes(self) -> list[Episode]:

@@ -1,5 +1,4 @@
-"""A collector over Gymnasium environments: all three autoreset modes, nested observations, discrete and continuous
-actions.
+"""A collector over Gymnasium environments, in all three autoreset modes.
 
 Autoreset and what a slot then holds (``done`` = terminated or truncated):
 
@@ -7,10 +6,9 @@ Autoreset and what a slot then holds (``done`` = terminated or truncated):
   ``infos["final_obs"]``; ``next_obs`` is that one.
 - *disabled*: the environments in ``done`` are reset at once, by ``reset(options={"reset_mask": done})``.
 - *next step*: the step after ``done`` ignores its action and returns the reset's observation: no transition took
-  place.  A slot
-  has one row an environment, always, and the other environments did step, so such a row cannot be left out: it gets
-  ``valid`` = False and repeats the transition that ended the episode.  A learner that forgets the mask then trains
-  on a real transition twice, never on one from a last observation to a reset's.
+  place.  A slot has one row an environment, always, and the other environments did step, so such a row cannot be left
+  out: it gets ``valid`` = False and repeats the transition that ended the episode.  A learner that forgets the mask
+  then trains on a real transition twice, never on one from a last observation to a reset's.
 
 Prefer same-step where there is a choice: no row is lost.  A single-environment factory, or a list of them, gets it.
 
@@ -55,7 +53,11 @@ def _spec(env: Any, mode: str, float_dtype: str | None, limit: int | None) -> Gy
 
 
 def gym_schema(
-    make_env: Any, *, float_dtype: str | None = "float32", autoreset_mode: str | None = None, ctx: CollectorContext | None = None
+    make_env: Any,
+    *,
+    float_dtype: str | None = "float32",
+    autoreset_mode: str | None = None,
+    ctx: CollectorContext | None = None,
 ) -> GymSpec:
     """Make one environment, read its spaces and its autoreset mode, close it, and return what the slots will hold.
 
@@ -184,7 +186,9 @@ class GymCollector(Collector):
         for name, (dtype, shape) in expected.items():
             got = slot.get(name)
             if got is not None and (got.shape != shape or not np.can_cast(dtype, got.dtype, "same_kind")):
-                problems.append(f"field {name!r}: the environment gives {dtype} {shape}, the slot has {got.dtype} {got.shape}")
+                problems.append(
+                    f"field {name!r}: the environment gives {dtype} {shape}, the slot has {got.dtype} {got.shape}"
+                )
         if problems:
             raise SchemaMismatchError(
                 f"{self._ctx.name}: the slot does not match the environment: {'; '.join(problems)}. Make the schema "
@@ -252,7 +256,6 @@ class GymCollector(Collector):
     def _next_step(self, slot: Mapping[str, np.ndarray], done: np.ndarray, infos: Mapping[str, Any]) -> None:
         fake = self._ended
         slot["valid"][...] = ~fake
-        done &= ~fake
         self._count(slot["reward"], done, ~fake)
         for name, last in self._last.items():
             if name != "valid":

@@ -7,10 +7,12 @@ the ring is full the environment is not stepped.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import FrameType
 
 import numpy as np
 
@@ -124,13 +126,20 @@ class CollectorLoop:
             return False
         try:
             slot = self._reserve(timeout_s)
-            if slot is None:
-                return False
-            self._collect(slot)
         except RingClosedError:
             # The consumer wants nothing more: an orderly end, not a failure of this collector.
             self.finish()
             return False
+        if slot is None:
+            return False
+        arrays = dict(slot)
+        del slot
+        try:
+            self._collect(arrays)
+        except BaseException as error:
+            arrays.clear()
+            _drop_views(error, sys._getframe())
+            raise
         return True
 
     def finish(self) -> None:
@@ -209,7 +218,7 @@ class CollectorLoop:
         finally:
             self._counters["wait_space_ns"] += time.monotonic_ns() - begin_ns
 
-    def _collect(self, slot: Mapping[str, np.ndarray]) -> None:
+    def _collect(self, slot: dict[str, np.ndarray]) -> None:
         step, counters, finite = self._producer.committed, self._counters, self._finite
         first = not counters["slots"]
         if first and finite is not None:
@@ -217,8 +226,6 @@ class CollectorLoop:
         begin_ns = time.monotonic_ns()
         try:
             self._collector.collect(slot)
-        except RingClosedError as error:
-            raise self._ctx.error("the collector used a closed ring of its own", step=step) from error
         except NumaCollectorsError:
             raise
         except Exception as error:
@@ -243,6 +250,21 @@ class CollectorLoop:
             counters["episodes"] += 1
             counters["return_sum"] += episode.return_
             counters["length_sum"] += episode.length
+
+
+def _drop_views(error: BaseException | None, running: FrameType) -> None:
+    """Clear the locals of the library's own frames in the tracebacks of ``error`` and what caused it.
+
+    They hold views of the ring, which could not be closed for as long as somebody keeps the exception.
+    """
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            frame = trace.tb_frame
+            if frame is not running and frame.f_globals.get("__name__", "").startswith("numa_collectors."):
+                frame.clear()
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
 
 
 def build_loop(

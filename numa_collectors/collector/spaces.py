@@ -11,8 +11,8 @@ field           dtype, shape                 meaning
 ``reward``      float32, ``()``
 ``terminated``  bool, ``()``                 the episode ended in itself: the value of ``next_obs`` is 0
 ``truncated``   bool, ``()``                 the episode was cut off (time limit): bootstrap from ``next_obs``
-``next_obs``    as ``obs``                   what followed; where the episode ended its true last observation, never that of
-                                             the reset
+``next_obs``    as ``obs``                   what followed; where the episode ended its true last observation, never
+                                             that of the reset
 ``valid``       bool, ``()``                 only with next-step autoreset: False marks a row to be left out
 =============== ============================ ==========================================================================
 
@@ -118,7 +118,7 @@ def _walk(space: Any, path: tuple[str | int, ...], float_dtype: str | None) -> I
     elif kind == "Dict":
         for key, child in space.spaces.items():
             if "/" in str(key):
-                raise SchemaMismatchError(f"observation key {key!r}: expected a key without '/', which separates the levels")
+                raise SchemaMismatchError(f"observation key {key!r}: expected one without '/', which separates levels")
             yield from _walk(child, (*path, key), float_dtype)
     elif kind == "Tuple":
         for index, child in enumerate(space.spaces):

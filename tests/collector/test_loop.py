@@ -188,12 +188,27 @@ def test_nan_names_collector_environment_step_and_field(rig: Rig) -> None:
     rig.publish(1)
     assert loop.run_once(0.0)
     assert loop.run_once(0.0)
-    where = r"collector\[0\], environment 1 \(row 1 of its 2\), step 2, field 'obs': expected finite values, got nan at index \[0\]"
+    where = r"collector\[0\], environment 1 \(row 1 of its 2\), step 2, field 'obs': expected .*, got nan at index \[0\]"
     with pytest.raises(NonFiniteError, match=where) as info:
         loop.run_once(0.0)
     assert (info.value.rank, info.value.env, info.value.step, info.value.field) == (0, 1, 2, "obs")
     assert rig.ring.committed == 2
     assert read(rig.consumer)["obs"].max() == 2
+
+
+@pytest.mark.parametrize("fault", ["nan", "raise"])
+def test_exception_that_is_kept_does_not_keep_the_ring(fault: str) -> None:
+    caught: list[BaseException] = []
+    with make_rig() as rig:
+        loop = rig.loop(partial(Numbered, fault=fault))
+        rig.publish(1)
+        assert [loop.run_once(0.0) for _ in range(2)] == [True, True]
+        try:
+            loop.run_once(0.0)
+        except CollectorError as error:
+            caught.append(error)
+    # Closing the ring raises BufferError while views of it exist.
+    assert caught[0].__traceback__ is not None
 
 
 def test_check_can_be_turned_off(rig: Rig) -> None:
@@ -216,15 +231,15 @@ def test_nonfinite_from_an_environment(fault: str, name: str, step: int) -> None
     with make_rig(gym_schema(Counter).schema, capacity=8) as rig:
         loop = rig.loop(partial(GymCollector, make_env=make_env, make_policy=Constant))
         rig.publish(1)
+        assert [loop.run_once(0.0) for _ in range(step)] == [True] * step
         with pytest.raises(NonFiniteError, match=rf"environment 1 .*step {step}, field '{name}'"):
-            for _ in range(6):
-                loop.run_once(0.0)
+            loop.run_once(0.0)
         assert rig.ring.committed == step
         loop.close()
 
 
 def test_wrong_factories_are_named(rig: Rig) -> None:
-    with pytest.raises(ConfigError, match=r"collector\[0\]: expected the collector factory .* to return a .*Collector, got dict"):
+    with pytest.raises(ConfigError, match=r"collector\[0\]: expected the collector factory .*Collector, got dict"):
         rig.loop(lambda ctx: {})
     with pytest.raises(ConfigError, match="weight_poll_interval: expected at least 1"):
         rig.loop(weight_poll_interval=0)

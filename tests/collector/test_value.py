@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from numa_collectors.collector import CollectorContext, GymCollector, gym_schema
-from tests.collector.envs import DISCOUNT, Constant, chain_disabled, chain_next, chain_values, chain_vector, limited_chain, slot_of
+from tests.collector.envs import (
+    DISCOUNT,
+    Constant,
+    chain_disabled,
+    chain_next,
+    chain_values,
+    chain_vector,
+    limited_chain,
+    slot_of,
+)
 
 NUM_ENVS, NUM_SLOTS = 5, 120
 FORMS = {"single": limited_chain, "same": chain_vector, "next": chain_next, "disabled": chain_disabled}
@@ -19,10 +28,11 @@ Batch = dict[str, np.ndarray]
 def gather(make_env: Any) -> Batch:
     """Return what NUM_SLOTS slots hold, ``(slots, envs, ...)`` each."""
     ctx = CollectorContext(num_envs=NUM_ENVS, total_num_envs=NUM_ENVS, seed=3)
+    schema = gym_schema(make_env).schema
     collector = GymCollector(ctx, make_env, Constant)
     slots = []
     for _ in range(NUM_SLOTS):
-        slot = slot_of(gym_schema(make_env).schema, NUM_ENVS)
+        slot = slot_of(schema, NUM_ENVS)
         collector.collect(slot)
         slots.append(slot)
     collector.close()
@@ -30,7 +40,7 @@ def gather(make_env: Any) -> Batch:
 
 
 def learn(batch: Batch) -> np.ndarray:
-    """Return the values that temporal-difference learning converges to (LSTD(0)) with the target r + discount (1 - terminated) V'."""
+    """Return the values that TD(0) converges to, by least squares, with the target r + discount (1 - terminated) V(next_obs)."""
     keep = batch["valid"].reshape(-1) if "valid" in batch else np.ones(batch["reward"].size, bool)
     flat = {name: array.reshape(-1, *array.shape[2:])[keep].astype(float) for name, array in batch.items()}
     successor = flat["next_obs"] * (1 - flat["terminated"])[:, None]
