@@ -17,6 +17,7 @@ from numa_collectors.errors import BindingError, NodeCapacityError
 __all__ = [
     "allowed_nodes",
     "cgroup_headroom_bytes",
+    "cgroup_place",
     "check_nodes",
     "check_room",
     "format_bytes",
@@ -179,17 +180,22 @@ def format_bytes(count: int) -> str:
     return f"{count / _MIB:.0f} MiB" if count < 10 * 1024 * _MIB else f"{count / (1024 * _MIB):.1f} GiB"
 
 
-def check_room(what: str, need_bytes: int, *, have: tuple[str, int | None], root: str | os.PathLike[str] = "/") -> None:
-    """Raise ``NodeCapacityError`` if the place ``have`` (its name, its free bytes) or a cgroup limit is too small.
+def check_room(what: str, need_bytes: int, *places: tuple[str, int | None]) -> None:
+    """Raise ``NodeCapacityError`` if one of ``places`` (a name, its free bytes) cannot hold ``need_bytes``.
 
     The check comes before any allocation: over a node's capacity the policy ``bind`` means SIGKILL, never an error.
     """
-    for place, bytes_left in (have, ("the cgroup's memory limit", cgroup_headroom_bytes(root))):
+    for place, bytes_left in places:
         if bytes_left is not None and need_bytes > bytes_left:
             raise NodeCapacityError(
                 f"{what} needs {format_bytes(need_bytes)}, but {place} has {format_bytes(bytes_left)} left; "
                 "use smaller rings (ring_capacity, ring_max_bytes), another node, or the memory policy 'preferred'"
             )
+
+
+def cgroup_place(root: str | os.PathLike[str] = "/") -> tuple[str, int | None]:
+    """Return the tightest memory limit of this process's cgroups as a place for :func:`check_room`."""
+    return "the cgroup's memory limit", cgroup_headroom_bytes(root)
 
 
 def described(root: str | os.PathLike[str] = "/") -> bool:

@@ -16,6 +16,9 @@ regions a pinned toucher), ``cpu`` (the memory asked for is not that of the CPUs
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from numa_collectors.binding._apply import apply
 from numa_collectors.binding._capacity import check_capacity
 from numa_collectors.binding._caps import THREAD_VARIABLES, ThreadCaps, thread_caps
@@ -32,9 +35,15 @@ from numa_collectors.binding._request import (
     Stray,
 )
 
+if TYPE_CHECKING:
+    from numa_collectors.binding._bench import BenchPair, BenchReport, bench
+    from numa_collectors.binding._exec import exec_bound, request_for
+
 __all__ = [
     "RUNGS",
     "THREAD_VARIABLES",
+    "BenchPair",
+    "BenchReport",
     "BindMode",
     "BindPolicy",
     "BindReport",
@@ -45,11 +54,29 @@ __all__ = [
     "Stray",
     "ThreadCaps",
     "apply",
+    "bench",
     "check_capacity",
+    "exec_bound",
     "inspect",
     "probe",
     "probe_ladder",
     "recheck",
     "remedy",
+    "request_for",
     "thread_caps",
 ]
+
+# Loaded on first use: a worker that reads its binding back needs neither, and they load the machine's description.
+_LAZY = {
+    "BenchPair": "_bench",
+    "BenchReport": "_bench",
+    "bench": "_bench",
+    "exec_bound": "_exec",
+    "request_for": "_exec",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from numa_collectors import _nodes
 
 if TYPE_CHECKING:
-    from numa_collectors.topo import Topology
+    from numa_collectors.topo.model import Topology
 
 __all__ = ["check_capacity"]
 
@@ -15,13 +15,16 @@ __all__ = ["check_capacity"]
 def check_capacity(topology: Topology | None, node: int | None, need_bytes: int, *, what: str = "the plan") -> None:
     """Raise ``NodeCapacityError`` if ``node`` cannot hold ``need_bytes``; it says need, have and where.
 
-    With a topology its figures count (free plus reclaimable memory, less the kernel's watermarks); ``None`` asks the
-    running kernel.  ``node=None`` stands for all nodes that the process may allocate from.  A memory limit of the
-    process's cgroups counts too.
+    With a topology its figures count (free plus reclaimable memory, less the kernel's watermarks; what is left under
+    the cgroups' memory limits); ``None`` asks the running kernel.  ``node=None`` stands for all nodes that the process
+    may allocate from.
     """
     place = "this process's NUMA nodes" if node is None else f"node {node}"
-    have = _nodes.node_headroom_bytes(node) if topology is None else _headroom(topology, node)
-    _nodes.check_room(what, need_bytes, have=(place, have))
+    if topology is None:
+        _nodes.check_room(what, need_bytes, (place, _nodes.node_headroom_bytes(node)), _nodes.cgroup_place())
+    else:
+        limit = ("the cgroup's memory limit", topology.memory_headroom_bytes)
+        _nodes.check_room(what, need_bytes, (place, _headroom(topology, node)), limit)
 
 
 def _headroom(topology: Topology, node: int | None) -> int:

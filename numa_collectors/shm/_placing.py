@@ -180,7 +180,8 @@ def check(name: str, size_bytes: int, plan: Plan) -> None:
         _nodes.check_nodes((plan.node,))
     only = plan.node if plan.policy == "bind" else None
     place = "this process's NUMA nodes" if only is None else f"node {only}"
-    _nodes.check_room(f"region {name!r}", size_bytes, have=(place, _nodes.node_headroom_bytes(only)))
+    room = (place, _nodes.node_headroom_bytes(only))
+    _nodes.check_room(f"region {name!r}", size_bytes, room, _nodes.cgroup_place())
 
 
 def _bind(mapping: mmap.mmap, plan: Plan) -> None:

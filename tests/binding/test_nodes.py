@@ -64,7 +64,7 @@ def test_machine_without_node_folder(tmp_path: Path) -> None:
     assert _nodes.allowed_nodes(tmp_path) is None
     assert _nodes.node_headroom_bytes(0, tmp_path) is None
     _nodes.check_nodes((0,), tmp_path)
-    _nodes.check_room("ring", 1 << 50, have=("node 0", None), root=tmp_path)
+    _nodes.check_room("ring", 1 << 50, ("node 0", None), _nodes.cgroup_place(tmp_path))
     write(tmp_path, "proc/meminfo", "MemTotal: 2097152 kB\nMemFree: 1048576 kB\n")
     assert _nodes.node_headroom_bytes(0, tmp_path) == GIB - 2 * GIB // 100
 
@@ -93,9 +93,9 @@ def test_headroom_counts_the_page_cache_and_leaves_the_watermarks(tree: Path) ->
 
 def test_room(tree: Path) -> None:
     have = ("node 0", _nodes.node_headroom_bytes(0, tree))
-    _nodes.check_room("ring", 394 * MIB, have=have, root=tree)
+    _nodes.check_room("ring", 394 * MIB, have)
     with pytest.raises(NodeCapacityError, match="ring needs 700 MiB, but node 0 has 394 MiB left"):
-        _nodes.check_room("ring", 700 * MIB, have=have, root=tree)
+        _nodes.check_room("ring", 700 * MIB, have)
 
 
 def cgroup_v2(root: Path) -> None:
@@ -111,7 +111,7 @@ def test_tightest_cgroup_limit_on_the_way_up_counts(tree: Path) -> None:
     cgroup_v2(tree)
     assert _nodes.cgroup_headroom_bytes(tree) == (1024 - 900 + 24) * MIB
     with pytest.raises(NodeCapacityError, match="the cgroup's memory limit has 148 MiB left"):
-        _nodes.check_room("ring", 149 * MIB, have=("node 0", GIB), root=tree)
+        _nodes.check_room("ring", 149 * MIB, ("node 0", GIB), _nodes.cgroup_place(tree))
 
 
 def test_cgroup_v1_and_namespaces(tree: Path) -> None:
