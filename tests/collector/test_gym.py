@@ -299,7 +299,7 @@ def test_random_actions_until_learning_starts() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("reset", r"collector\[0\], environment 1 \(row 1 of its 2\): the environment raised RuntimeError in reset\(\): cannot"),
+        ("reset", r"collector\[0\], environment 1 \(row 1 of its 2\): the environment raised RuntimeError in reset\(\)"),
         ("step", r"environment 1 \(row 1 of its 2\): the environment raised RuntimeError in step\(\): cannot step \(step 2\)"),
         ("shape", r"environment 1 \(row 1 of its 2\), field 'obs': step\(\) gave shape \(3,\), expected \(2,\)"),
         ("close", r"environment 1 \(row 1 of its 2\): the environment raised RuntimeError in close\(\)"),

@@ -40,7 +40,7 @@ def gather(make_env: Any) -> Batch:
 
 
 def learn(batch: Batch) -> np.ndarray:
-    """Return the values that TD(0) converges to, by least squares, with the target r + discount (1 - terminated) V(next_obs)."""
+    """Return what TD(0) converges to, by least squares, with the target r + discount (1 - terminated) V(next_obs)."""
     keep = batch["valid"].reshape(-1) if "valid" in batch else np.ones(batch["reward"].size, bool)
     flat = {name: array.reshape(-1, *array.shape[2:])[keep].astype(float) for name, array in batch.items()}
     successor = flat["next_obs"] * (1 - flat["terminated"])[:, None]

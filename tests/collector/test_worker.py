@@ -25,6 +25,7 @@ from numa_collectors.collector import (
 )
 from numa_collectors.errors import ConfigError, RingClosedError
 from numa_collectors.rings import Field, Schema, TransitionRing
+from numa_collectors.shm import Region
 from numa_collectors.snapshots import TensorSpec, WeightSnapshot, WeightSpec
 from numa_collectors.worker import WorkerGroup, WorkerState
 from tests.collector.envs import Constant, Counter, Numbered
@@ -182,3 +183,24 @@ def test_restarted_generation_completes_the_quota() -> None:
             assert following.failure is None
         assert (following.stats["generation"], following.stats["start_slot"], following.stats["slots"]) == (1, 2, 2)
     assert [slot["step"] for slot in slots] == [0, 1, 2, 3]
+
+
+class Shared:
+    """A quota in shared memory, which travels only while a process is being spawned."""
+
+    def __init__(self, region: Region, slots: int) -> None:
+        self._region = region
+        region.buf[0] = slots
+
+    def __call__(self) -> int:
+        return self._region.buf[0]
+
+
+def test_quota_in_shared_memory_reaches_the_process() -> None:
+    with far_ends(PLAIN) as (ring, _), Region.create("quota", 4096) as region:
+        worker = CollectorWorker(Numbered, context(), ring, None, quota_slots=Shared(region, 3))
+        with WorkerGroup([worker]) as group:
+            group.start()
+            assert [slot["step"] for slot in drain(ring)] == [0, 1, 2]
+            assert worker.join(TIMEOUT_S)
+            assert worker.failure is None
