@@ -51,7 +51,8 @@ class Guardian:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant, since a second Ctrl-C clears up from within a signal handler.
+        self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: set[int] = set()
 

@@ -57,6 +57,7 @@ class Handle:
         self.finished = False
         self.reaped = False
         self.reported = False
+        self._collected = False
         self.stop_requested = False
         self.kill_requested = False
         self.failure: WorkerFailure | None = None
@@ -82,6 +83,7 @@ class Handle:
         self._process = WorkerProcess(
             worker, self.control.region, self._child_socket, self.stacks.descriptor, self._remember_pid
         )
+        self._shares_launcher = worker.launcher is None
         self._launcher = worker.launcher or shared_launcher.acquire()
 
     # Birth.
@@ -178,7 +180,9 @@ class Handle:
         seen_at_ns = time.monotonic_ns()
         self._signal_group(signal.SIGKILL, leader=False)  # the zombie keeps the group's number from reuse
         self._launcher.guardian.forget(self.pid, self._mark)
-        self.exit_code = self._collect_exit_code(self.pid)
+        if not self._collected:  # an interrupt may have come between the lines below, and be followed by another check
+            self.exit_code = self._collect_exit_code(self.pid)
+            self._collected = True
         self._take_messages()
         self.phase, self.heartbeats = self.control.phase, self.control.heartbeats
         self.num_steps = self.control.steps
@@ -196,8 +200,6 @@ class Handle:
         if code is None:
             # SIGCHLD is ignored in this process, or somebody waited for all children: the status is lost.
             self._process._popen.returncode = 255  # type: ignore[attr-defined]
-        self._process.join()
-        self._process.close()
         return code
 
     def _judge(self, age_s: float | None) -> WorkerFailure | None:
@@ -236,16 +238,20 @@ class Handle:
         )
 
     def _release(self) -> None:
-        """Close every descriptor; what was learned stays."""
+        """Close every descriptor, each once; what was learned stays."""
         self._process.release_payload()
+        if self._collected and self._process._popen is not None:  # type: ignore[attr-defined]
+            self._process.join()
+            self._process.close()
         self._child_socket.close()
         self._channel.close()
         self.stacks.close()
         self.control.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-        if self.worker.launcher is None:
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+        shares, self._shares_launcher = self._shares_launcher, False
+        if shares:
             shared_launcher.release(self._launcher)
 
     # Orders.

@@ -47,7 +47,7 @@ class Launcher:
     def __init__(self) -> None:
         self.guardian = Guardian()
         self._owner_pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -151,7 +151,7 @@ class _Shared:
     """The launcher of workers that were given none, alive while one of them is."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._launcher: Launcher | None = None
         self._num_users = 0
 

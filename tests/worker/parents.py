@@ -55,6 +55,24 @@ def leaves() -> None:
     started(Parent(rank=0), Idle(rank=1))
 
 
+def forgetful() -> None:
+    """Have workers that the kernel will not kill with their parent."""
+    group = started(Parent(rank=0, forget_parent=True))
+    while True:
+        group.wait(0.1)
+
+
+def young() -> None:
+    """Be interrupted before the workers have come to their first line."""
+    with StopSignals() as stop, WorkerGroup([Idle(rank=rank) for rank in range(3)]) as group:
+        group.start()
+        say(ready=True)
+        while stop.requested is None:
+            group.wait(0.1)
+        say(failures=[str(failure) for failure in group.stop(60.0)])
+    sys.exit(stop.exit_code)
+
+
 def raises() -> None:
     """Fail inside the block."""
     with started(Parent(rank=0), Misbehaving("stop", "raise", rank=1)):

@@ -109,6 +109,35 @@ def test_signals_to_one_worker_alone_are_failures() -> None:
         assert "memory limit" in str(bus)
 
 
+def test_binding_refused_in_the_worker_is_a_binding_error_with_its_code() -> None:
+    worker = Misbehaving("setup", "refuse")
+    worker.start()
+    with pytest.raises(BindingError, match="planted") as raised:
+        worker.wait_ready(PATIENCE_S)
+    assert (raised.value.code, raised.value.errno) == ("policy-trimmed", 22)
+
+
+def test_a_second_exception_in_teardown_does_not_hide_the_first() -> None:
+    worker = FailingTwice()
+    worker.start()
+    assert worker.join(PATIENCE_S)
+    assert worker.failure is not None
+    assert (worker.failure.message, worker.failure.phase) == ("ValueError: first", "mine")
+    assert "and then teardown() raised" in (worker.failure.traceback or "")
+    assert "second" in (worker.failure.traceback or "")
+
+
+class FailingTwice(PinnedWorker):
+    """Fails in a phase with a name of its own, then once more."""
+
+    def step(self) -> bool | None:
+        self.set_phase("mine")
+        raise ValueError("first")
+
+    def teardown(self) -> None:
+        raise ValueError("second")
+
+
 def test_a_failure_travels_and_raises_what_belongs_to_it() -> None:
     failure = WorkerFailure("collector", 3, 2, "died", pid=7, exit_code=-11, signal_name="SIGSEGV", phase="step")
     assert pickle.loads(pickle.dumps(failure)) == failure

@@ -68,6 +68,14 @@ def test_setup_that_takes_too_long() -> None:
         assert "had not returned after 1 s" in str(failure)
 
 
+def test_worker_that_does_not_come_to_its_end() -> None:
+    with WorkerGroup([Misbehaving("teardown", "leave a thread")], hang_timeout_s=0.3) as group:
+        group.start()
+        failure = first_failure(group)
+        assert (failure.kind, failure.phase, failure.finished) == ("hung", "exit", True)
+        assert "its work was done" in str(failure)
+
+
 @pytest.mark.parametrize("phase", ["import", "setup"])
 def test_wait_ready_gives_up_with_the_stack(phase: str) -> None:
     worker = BadImport("stuck") if phase == "import" else Misbehaving("setup", "stuck")

@@ -163,6 +163,7 @@ def test_a_worker_that_unbinds_itself_is_found_out() -> None:
     worker = Reporting(bind=BindRequest(cpus=(cpus[0],)), stray_to=cpus[1])
     worker.start()
     worker.wait_ready(PATIENCE_S)
+    until(lambda: worker.num_steps, "the step that leaves the place")
     drift = worker.recheck(PATIENCE_S)
     assert "affinity" in {change.kind for change in drift}
     assert drift == worker.drift

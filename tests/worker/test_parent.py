@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,13 @@ def using(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("program", [name], indirect=True)
 
 
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["parent only", "its process group"])
 @using("lives")
-def test_parent_killed_leaves_no_child_and_no_grandchild(program: Program) -> None:
+def test_parent_killed_leaves_no_child_and_no_grandchild(program: Program, kill: Callable[[int, int], None]) -> None:
     program.hear("guardian")
     assert len(program.facts["below"]) == 6, "each of two workers started three, one of them in a session of its own"
     assert sorted(running(program.all_pids)) == sorted(program.all_pids)
-    program.process.kill()
+    kill(program.process.pid, signal.SIGKILL)
     killed_at = time.monotonic()
     until(lambda: not running(program.all_pids), "the end of all that the parent started")
     # A bound of the contract, not a measurement; a test machine under load gets a margin.
@@ -94,14 +95,32 @@ def test_parent_killed_while_a_worker_holds_its_gil_for_ever(program: Program) -
     until(lambda: not running(program.all_pids), "the end of all that the parent started")
 
 
-@using("lives")
+@using("stuck_child")
 def test_parent_and_guardian_killed_together_leave_no_worker(program: Program) -> None:
     guardian = program.hear("guardian")
+    program.hear("stuck")
     os.kill(guardian, signal.SIGKILL)
     program.process.kill()
     until(lambda: not running(program.facts["workers"]), "the workers' end by the parent-death signal alone")
-    for pid in running(program.facts["below"]):
-        os.kill(pid, signal.SIGKILL)  # nobody was left to do it
+
+
+@using("forgetful")
+def test_a_worker_without_parent_death_signal_sees_the_end_of_file(program: Program) -> None:
+    guardian = program.hear("guardian")
+    os.kill(guardian, signal.SIGKILL)
+    program.process.kill()
+    in_session = program.facts["below"].pop(1)
+    until(lambda: not running(program.all_pids), "the worker's end, and its group's, by end-of-file alone")
+    os.kill(in_session, signal.SIGKILL)  # nobody was left to do it
+
+
+@using("young")
+def test_an_interrupt_from_the_terminal_does_not_reach_workers_being_born(program: Program) -> None:
+    program.hear("ready")
+    os.killpg(program.process.pid, signal.SIGINT)
+    assert program.end() == 130
+    assert program.facts["failures"] == []
+    assert program.errors == ""
 
 
 @using("guardian_dies")

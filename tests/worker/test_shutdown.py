@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from numa_collectors.binding import BindRequest
 from numa_collectors.worker import Launcher, PinnedWorker, WorkerGroup, WorkerState, kill_all_workers
 from numa_collectors.worker._guardian_main import marks_of
 from tests.worker.helpers import PATIENCE_S, children, first_event, is_running, running, until
@@ -42,7 +43,7 @@ def test_a_worker_that_dies_takes_what_it_started_along() -> None:
         below = first_event(worker)["pids"]
         assert isinstance(below, list)
         assert worker.pid is not None
-        assert marks_of(worker.pid) == marks_of(below[0]) != marks_of(group.workers[1].pid or 0)
+        assert marks_of(worker.pid) == marks_of(below[1]) != marks_of(group.workers[1].pid or 0)
         os.kill(worker.pid, signal.SIGKILL)
         # The worker's end is seen although a forked grandchild still holds the other end of its pipes.
         assert [failure.rank for failure in until(group.poll, "the death")] == [0]
@@ -157,13 +158,16 @@ def test_everything_of_the_process_can_be_killed_at_once() -> None:
 def test_the_launcher_and_its_guardian_end_with_the_last_worker() -> None:
     before = children()
     with Launcher() as launcher:
-        worker = Idle(launcher=launcher)
+        mask = os.sched_getaffinity(0)
+        worker = Idle(launcher=launcher, bind=BindRequest(cpus=(max(mask),)))
         worker.start()
+        assert worker.pid is not None
+        assert os.sched_getaffinity(worker.pid) == {max(mask)}
+        assert os.sched_getaffinity(launcher.thread_id or 0) == mask, "what else it starts is not to be pinned"
         guardian = launcher.guardian.pid
         assert guardian is not None
         assert is_running(guardian)
         assert Path(f"/proc/{guardian}/stat").read_text().split()[5] == str(guardian), "a session of its own"
-        assert launcher.thread_id is not None
         worker.kill()
         assert worker.join(PATIENCE_S)
         assert is_running(guardian), "a launcher that was given belongs to its giver"

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+from numa_collectors.errors import BindingError
 from numa_collectors.worker import PinnedWorker
 
 # A read of an empty pipe is restarted after a signal handler (SA_RESTART), unlike a sleep: stuck for good.
@@ -92,6 +93,10 @@ def misbehave(what: str) -> None:
         os._exit(3)
     if what == "segfault":
         ctypes.string_at(0)
+    if what == "refuse":
+        raise BindingError("planted", code="policy-trimmed", errno=22)
+    if what == "leave a thread":
+        threading.Thread(target=threading.Event().wait).start()
     if what == "wait":
         threading.Event().wait()
     if what in ("stuck", "stuck holding the GIL"):
@@ -120,11 +125,18 @@ class Bomb:
 
 
 class Parent(PinnedWorker):
-    """Starts processes of its own: one in its group, one in a session of its own, one forked."""
+    """Starts processes of its own; may have lost the signal that comes with its parent's death."""
+
+    def __init__(self, *, forget_parent: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.forget_parent = forget_parent
 
     def setup(self) -> None:
+        if self.forget_parent:
+            ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG: none, as a change of credentials does
         command = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
-        self.children = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
+        # One without the mark in its environment, one without the worker's process group, one forked.
+        self.children = [subprocess.Popen(command, env={}), subprocess.Popen(command, start_new_session=True)]
         forked = os.fork()
         if forked == 0:
             time.sleep(600)
@@ -141,10 +153,10 @@ class Chatty(PinnedWorker):
     """Says more than a parent that does not listen can take at once."""
 
     def step(self) -> bool | None:
-        for number in range(40):
-            self.send_event({"number": number, "text": "x" * 10_000})
         for count in range(2000):
             self.post_stats({"count": count})
+        for number in range(40):
+            self.send_event({"number": number, "text": "x" * 10_000})
         return True
 
     def teardown(self) -> None:
