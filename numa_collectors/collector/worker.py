@@ -31,12 +31,12 @@ class CollectorWorker(PinnedWorker):
     ctx: what it is called with, as built for generation 0; a successor gets the next generation's seed and goes on
         at the slot that its ring has committed.  ``ctx.cpus`` left None is filled in from ``bind``.
     ring, snapshot: handles, opened in the process; ``snapshot`` None: a collector without weights.
-    quota_slots: callable that travels to the process (it may hold a shared region) and is asked before every slot and wins over ``options.quota_slots``.
+    quota_slots: callable that travels to the process (it may hold a shared region), is asked before every slot and wins
+        over ``options.quota_slots``.
 
     The process seeds ``random``, numpy and torch with ``ctx.seed`` before it calls the factory, and torch once more
     after it if it was the factory that imported torch.  The ring is closed when the quota is reached or a stop was
-    asked for, and not
-    after an error: the next generation takes over.
+    asked for, and not after an error: the next generation takes over.
     """
 
     def __init__(
