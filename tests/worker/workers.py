@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from numa_collectors.errors import BindingError
@@ -81,26 +83,33 @@ class Misbehaving(PinnedWorker):
                 time.sleep(0.002)
 
 
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _wait_deaf_to_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Event().wait()
+
+
+_DEEDS: dict[str, Callable[[], object]] = {
+    "raise": lambda: _raise(ValueError("planted")),
+    "refuse": lambda: _raise(BindingError("planted", code="policy-trimmed", errno=22)),
+    "exit 0": lambda: sys.exit(0),
+    "os._exit 0": lambda: os._exit(0),
+    "os._exit 3": lambda: os._exit(3),
+    "segfault": lambda: ctypes.string_at(0),
+    "leave a thread": lambda: threading.Thread(target=threading.Event().wait).start(),
+    "wait": lambda: threading.Event().wait(),
+    "wait, deaf to SIGTERM": _wait_deaf_to_sigterm,
+    "stuck": lambda: stuck_in_c(holding_gil=False),
+    "stuck holding the GIL": lambda: stuck_in_c(holding_gil=True),
+}
+
+
 def misbehave(what: str) -> None:
     """Do one bad thing."""
-    if what == "raise":
-        raise ValueError("planted")
-    if what == "exit 0":
-        sys.exit(0)
-    if what == "os._exit 0":
-        os._exit(0)
-    if what == "os._exit 3":
-        os._exit(3)
-    if what == "segfault":
-        ctypes.string_at(0)
-    if what == "refuse":
-        raise BindingError("planted", code="policy-trimmed", errno=22)
-    if what == "leave a thread":
-        threading.Thread(target=threading.Event().wait).start()
-    if what == "wait":
-        threading.Event().wait()
-    if what in ("stuck", "stuck holding the GIL"):
-        stuck_in_c(holding_gil=what != "stuck")
+    _DEEDS[what]()
 
 
 class BadImport(PinnedWorker):
