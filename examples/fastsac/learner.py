@@ -80,7 +80,7 @@ class FastSACLearner:
                 generator=self.agent.generator,
             )
             for name, value in self.agent.update(batch).items():
-                seen.setdefault(f"fastsac/{name}", []).append(value)
+                seen.setdefault(name, []).append(value)
         if seen:
             # One copy to the host for all scalars: each on its own would wait for the device.
             means = torch.stack([torch.stack(values).mean() for values in seen.values()]).tolist()

@@ -145,11 +145,11 @@ def test_update_makes_exactly_the_updates_asked_for(spec: EnvSpec, config: FastS
     learner.update(3)
     metrics = learner.update(4)
     assert learner.agent.num_updates == 7
-    assert {"fastsac/critic_loss", "fastsac/actor_loss", "fastsac/alpha", "fastsac/entropy"} <= metrics.keys()
+    assert {"critic_loss", "actor_loss", "alpha", "entropy"} <= metrics.keys()
     assert all(type(value) is float for value in metrics.values())
     # policy_frequency is 2, so this one leaves the actor alone: its scalars are those last seen.
     alone = learner.update(1) if learner.agent.num_updates % 2 == 0 else {}
-    assert alone == {} or alone["fastsac/actor_loss"] == metrics["fastsac/actor_loss"]
+    assert alone == {} or alone["actor_loss"] == metrics["actor_loss"]
 
 
 def test_ready_and_num_transitions_count_what_is_held(
