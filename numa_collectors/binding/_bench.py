@@ -18,7 +18,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from numa_collectors import _mempolicy, _nodes
 from numa_collectors._cpulist import format_cpulist
@@ -57,6 +57,10 @@ class BenchReport:
     verdict: str
     skipped: tuple[str, ...] = ()
     num_threads: int = 0
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report as plain values, for JSON."""
+        return asdict(self)
 
     def __str__(self) -> str:
         lines = [f"{'CPUs of':>8} {'memory of':>10} {'copy GB/s':>10} {'latency ns':>11}"] if self.pairs else []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from numa_collectors._cpulist import format_cpulist
 from numa_collectors.binding._apply import apply
 from numa_collectors.binding._caps import thread_caps
-from numa_collectors.binding._request import BindPolicy, BindRequest
+from numa_collectors.binding._request import BindMode, BindPolicy, BindRequest
 from numa_collectors.errors import PlacementError
 from numa_collectors.topo.model import Topology
 
@@ -24,10 +26,13 @@ def exec_bound(argv: Sequence[str], request: BindRequest) -> NoReturn:
     """
     if not argv:
         raise ValueError("expected a command to run, got none")
+    program = shutil.which(argv[0])
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, "no such command on the path", argv[0])
     apply(request)
     environment = {**os.environ, **thread_caps(request.num_threads)}
     try:
-        os.execvpe(argv[0], list(argv), environment)
+        os.execve(program, list(argv), environment)
     except BaseException:
         apply(BindRequest())
         raise
@@ -40,6 +45,7 @@ def request_for(
     cpus: Sequence[int] | None = None,
     gpu: int | None = None,
     policy: BindPolicy = "preferred",
+    mode: BindMode = "auto",
     env: Mapping[str, str] | None = None,
 ) -> BindRequest:
     """Return the request for a node, for the node of a visible GPU (by its ordinal), or for a set of CPUs.
@@ -63,7 +69,9 @@ def request_for(
     else:
         raise PlacementError("expected a node, a set of CPUs or a GPU to be near to, got none of them")
     memory = tuple(sorted({_memory_for(topology, one) for one in nodes}))
-    return BindRequest(cpus=chosen or None, memory_nodes=memory or None, policy=policy, num_threads=len(chosen) or None)
+    return BindRequest(
+        cpus=chosen or None, memory_nodes=memory or None, policy=policy, mode=mode, num_threads=len(chosen) or None
+    )
 
 
 def _gpu_node(topology: Topology, gpu: int, env: Mapping[str, str]) -> int:

@@ -15,6 +15,8 @@ from numa_collectors.topo.advice import Advice, advise
 from numa_collectors.topo.model import Topology
 
 EXIT_OK, EXIT_USAGE, EXIT_ADVICE = 0, 2, 3
+# As a shell says that there is no such command.
+EXIT_NO_COMMAND = 127
 
 
 class _UsageError(Exception):
@@ -43,12 +45,35 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--cpus-per-collector", metavar="C", help="logical CPUs for each collector")
     plan.add_argument("--learner-cpus", metavar="C", help="logical CPUs for the learner")
     plan.add_argument("--oversubscribe", action="store_true", help="let collectors share CPUs where there are too few")
+    act = parser.add_argument_group("act")
+    act.add_argument(
+        "--exec",
+        action="store_true",
+        help="become the command after --, bound: topo --exec [--near gpu:K | --node N | --cpus LIST] -- command ...",
+    )
+    act.add_argument("--node", metavar="N", help="with --exec: CPUs and memory of node N")
+    act.add_argument(
+        "--cpus", metavar="LIST", help="with --exec: these CPUs, such as 0-3,8, and the memory of their nodes"
+    )
+    act.add_argument(
+        "--policy",
+        choices=("preferred", "bind", "interleave", "local", "none"),
+        help="with --exec: the memory policy (default preferred)",
+    )
+    act.add_argument("--require", action="store_true", help="with --exec: fail where the binding cannot be had in full")
+    act.add_argument(
+        "--bench", action="store_true", help="measure local and remote memory, and say what binding can win"
+    )
+    parser.add_argument("command", nargs="*", metavar="-- command ...", help=argparse.SUPPRESS)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command and not arguments.exec:
+        parser.error(f"unrecognized arguments: {' '.join(arguments.command)}")
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -62,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except OSError as error:
         print(f"{build_parser().prog}: {error.filename}: {error.strerror}", file=sys.stderr)
-        return EXIT_USAGE
+        return EXIT_NO_COMMAND if arguments.exec else EXIT_USAGE
     return code
 
 
@@ -76,6 +101,10 @@ def _run(arguments: argparse.Namespace) -> int:
             file.write(topology.to_json())
     if arguments.verify is not None:
         return _verify(arguments, topology)
+    if arguments.exec or arguments.bench:
+        return _act(arguments, topology, is_live)
+    if arguments.node or arguments.cpus or arguments.policy or arguments.require:
+        raise _UsageError("--node, --cpus, --policy and --require need --exec")
     placement = _placement(arguments, topology, env)
     if arguments.svg:
         with open(arguments.svg, "w", encoding="utf-8") as file:
@@ -105,6 +134,52 @@ def _number(name: str, text: str | None, least: int) -> int | None:
     return int(text)
 
 
+def _cpulist(name: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return parse_cpulist(text)
+    except ValueError as error:
+        raise _UsageError(f"{name}: {error}") from None
+
+
+def _gpu(text: str | None) -> int | None:
+    if text is None:
+        return None
+    prefix, _, ordinal = text.partition(":")
+    if prefix != "gpu":
+        raise _UsageError(f"--near: expected gpu:K, got {text!r}")
+    return _number("--near gpu:", ordinal, 0)
+
+
+def _act(arguments: argparse.Namespace, topology: Topology, is_live: bool) -> int:
+    """Run the benchmark, or become the command."""
+    if not is_live:
+        raise _UsageError("--exec and --bench act on this machine: leave out --root and --load")
+    from numa_collectors import binding
+
+    if arguments.bench:
+        if arguments.exec:
+            raise _UsageError("--exec and --bench: expected one of them")
+        report = binding.bench(topology)
+        print(json.dumps(report.to_dict()) if arguments.json else report)
+        return EXIT_OK
+    targets = {"--near": arguments.near, "--node": arguments.node, "--cpus": arguments.cpus}
+    if sum(target is not None for target in targets.values()) != 1:
+        raise _UsageError("--exec: expected one of --near gpu:K, --node N and --cpus LIST")
+    if not arguments.command:
+        raise _UsageError("--exec: expected a command after --")
+    request = binding.request_for(
+        topology,
+        node=_number("--node", arguments.node, 0),
+        cpus=_cpulist("--cpus", arguments.cpus),
+        gpu=_gpu(arguments.near),
+        policy=arguments.policy or "preferred",
+        mode="require" if arguments.require else "auto",
+    )
+    binding.exec_bound(arguments.command, request)
+
+
 def _placement(arguments: argparse.Namespace, topology: Topology, env: Mapping[str, str]) -> Any:
     number = _number("--plan", arguments.plan, 1)
     if number is None:
@@ -113,23 +188,12 @@ def _placement(arguments: argparse.Namespace, topology: Topology, env: Mapping[s
         return None
     from numa_collectors.placement import PlacementRequest, plan
 
-    gpu = None
-    if arguments.near is not None:
-        prefix, _, ordinal = arguments.near.partition(":")
-        if prefix != "gpu":
-            raise _UsageError(f"--near: expected gpu:K, got {arguments.near!r}")
-        gpu = _number("--near gpu:", ordinal, 0)
-    nodes = None
-    if arguments.nodes is not None:
-        try:
-            nodes = parse_cpulist(arguments.nodes)
-        except ValueError as error:
-            raise _UsageError(f"--nodes: {error}") from None
+    nodes = _cpulist("--nodes", arguments.nodes)
     request = PlacementRequest(
         num_collectors=number,
         numa_nodes="auto" if nodes is None else nodes,
         cpus_per_collector=_number("--cpus-per-collector", arguments.cpus_per_collector, 1),
-        learner_gpu=gpu,
+        learner_gpu=_gpu(arguments.near),
         learner_cpus=_number("--learner-cpus", arguments.learner_cpus, 0),
         oversubscribe=arguments.oversubscribe,
     )

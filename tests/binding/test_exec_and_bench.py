@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -144,3 +145,35 @@ def test_verdicts() -> None:
     table = str(binding.BenchReport((local, remote), "verdict", ("node 1 to node 0: not measured",)))
     assert "remote" in table.splitlines()[2]
     assert table.endswith("verdict")
+
+
+def topo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "numa_collectors.topo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_command_line_becomes_the_command() -> None:
+    show = "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OPENBLAS_NUM_THREADS']); raise SystemExit(7)"
+    result = topo("--exec", "--cpus", str(CPU), "--policy", "bind", "--require", "--", sys.executable, "-c", show)
+    assert (result.returncode, result.stdout.strip(), result.stderr) == (7, f"[{CPU}] 1", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--exec", "--node", "999", "--", "true"], 2, "999"),
+        (["--exec", "--cpus", "0-x", "--", "true"], 2, "--cpus"),
+        (["--exec", "--cpus", "99999", "--", "true"], 2, "99999"),
+        (["--exec", "--node", "0", "--", "no such command"], 127, "no such command"),
+        (["--exec", "--", "true"], 2, "one of --near"),
+        (["--exec", "--node", "0"], 2, "a command after --"),
+        (["--node", "0"], 2, "need --exec"),
+        (["--bench", "--load", "/dev/null"], 2, "topo"),
+        (["rubbish"], 2, "unrecognized arguments: rubbish"),
+    ],
+)
+def test_command_line_mistakes(arguments: list[str], code: int, words: str) -> None:
+    result = topo(*arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
