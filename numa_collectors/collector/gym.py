@@ -12,6 +12,10 @@ Autoreset and what a slot then holds (``done`` = terminated or truncated):
 
 Prefer same-step where there is a choice: no row is lost.  A single-environment factory, or a list of them, gets it.
 
+*Not covered.*  Gymnasium's own vector environments do not copy the last observation before they reset.  Of an environment
+that reuses its buffer they hand over the reset's observation instead: refused for SyncVectorEnv, not to be told from here for
+AsyncVectorEnv.  Give single environments, or use another mode.
+
 Thread pools.  The process is bound before the environment is made, so threads that it starts stay on its CPUs; how
 *many* it starts is the environment's business.  Take ``ctx`` in ``make_env`` and pass on ``ctx.cpus`` (None: not
 bound):
