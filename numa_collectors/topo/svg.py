@@ -292,8 +292,8 @@ def _heat_map(topology: Topology) -> _Box:
 def _legend(workers: Sequence[_Worker], style: _Style) -> _Box:
     entries = []
     for worker in workers[:_MAX_LEGEND]:
-        where = "unbound" if worker.cpus is None else f"node {worker.node}, {len(worker.cpus)} CPUs"
-        entries.append((style.colours[worker.name] if worker.cpus else "#ffffff", f"{worker.name}  {where}"))
+        where = "unbound" if worker.cpus is None else f"node {worker.node}, CPUs: {len(worker.cpus)}"
+        entries.append((style.colours[worker.name] if worker.cpus else "#ffffff", f"{worker.name} · {where}"))
     if len(workers) > _MAX_LEGEND:
         entries.append(("#ffffff", f"and {len(workers) - _MAX_LEGEND} more"))
     entries += [("#ffffff", "free CPU" if workers else "CPU"), ("url(#off)", "not allowed")]

@@ -6,14 +6,13 @@ One test a machine: each group of facts is a function that returns the two sides
 from __future__ import annotations
 
 import json
-import re
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from numa_collectors.testing.machines import archived_topology
 from numa_collectors.topo import Topology
 
 MACHINES = Path(__file__).resolve().parents[3] / "shared" / "machines"
@@ -26,33 +25,15 @@ KINDS = {
     "no-cpu-no-memory": "empty",
     "gpu-memory": "device",
 }
-# Unpacking is most of this file's time: what discovery never looks at stays in the archive.
-UNREAD = re.compile(
-    r"/(index1/.*|allocation_policy|write_policy|surplus_hugepages|numastat|vmstat|power/.*|cpuidle/.*|thermal_throttle/.*|die_.*|"
-    r"size|type|ways_of_associativity|number_of_sets|physical_line_partition|coherency_line_size|config|core_id|acpi_cppc/.*|"
-    r"cluster_.*|id|scaling_.*|cpuinfo_.*|subsystem_.*|(max|current)_link_.*|affected_cpus|related_cpus|energy_.*)$"
-)
-NO_FILTER: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
 Facts = dict[str, Any]
 Comparison = Iterator[tuple[str, Any, Any]]
 
 pytestmark = pytest.mark.skipif(not NAMES, reason=f"no snapshots of machines in {MACHINES}")
 
 
-@pytest.fixture
-def unpack(tmp_path: Path) -> Callable[[str], tuple[Topology, Facts]]:
-    def machine(name: str) -> tuple[Topology, Facts]:
-        with tarfile.open(MACHINES / f"{name}.tar.xz") as archive:
-            members = [item for item in archive if not UNREAD.search(item.name) and not item.isdir()]
-            archive.extractall(tmp_path, members, **NO_FILTER)
-        facts = json.loads((MACHINES / f"{name}.json").read_text())
-        if facts["synthetic_proc_self_status"]:
-            status = tmp_path / name / "proc/self/status"
-            status.parent.mkdir(parents=True, exist_ok=True)
-            status.write_text(facts["synthetic_proc_self_status"])
-        return Topology.discover(tmp_path / name), facts
-
-    return machine
+def load(name: str) -> tuple[Topology, Facts]:
+    facts = json.loads((MACHINES / f"{name}.json").read_text())
+    return archived_topology(MACHINES / f"{name}.tar.xz"), facts
 
 
 def groups(items: Any) -> list[tuple[int, ...]]:
@@ -178,8 +159,8 @@ def pci(topology: Topology, facts: Facts) -> Comparison:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_fact(name: str, unpack: Callable[[str], tuple[Topology, Facts]]) -> None:
-    topology, facts = unpack(name)
+def test_every_fact(name: str) -> None:
+    topology, facts = load(name)
     wrong = [
         f"{fact}: found {found!r}, expected {want!r}"
         for compare in (nodes, node_kinds, cpu_sets, packages_and_cores, core_kinds, distances, pci)
@@ -195,13 +176,13 @@ def test_all_machines_are_there() -> None:
     assert len(NAMES) == NUM_MACHINES
 
 
-def test_pci_domain_of_32_bits(unpack: Callable[[str], tuple[Topology, Facts]]) -> None:
-    topology, _ = unpack("2pa-pcidomain32bits")
+def test_pci_domain_of_32_bits() -> None:
+    topology, _ = load("2pa-pcidomain32bits")
     assert {"10000:00:00.0", "10000:00:04.0"} <= {device.pci for device in topology.devices}
 
 
-def test_gpu_memory_nodes_belong_to_their_gpus(unpack: Callable[[str], tuple[Topology, Facts]]) -> None:
-    topology, facts = unpack("nvidiagpunumanodes")
+def test_gpu_memory_nodes_belong_to_their_gpus() -> None:
+    topology, facts = load("nvidiagpunumanodes")
     owners = {device.memory_node: device.pci for device in topology.devices if device.memory_node is not None}
     expected = {node["node"]: node for node in facts["expected"]["nodes"] if node["kind"] == "gpu-memory"}
     assert owners == {number: node["hwloc_infos"]["PCIBusID"] for number, node in expected.items()}

@@ -1,0 +1,14 @@
+"""Machines that nobody has at hand: synthetic sysfs and procfs roots for tests of placement.
+
+``MACHINES[name]()`` gives a :class:`Machine`; ``machine.write(directory)`` writes the root that
+``Topology.discover(root=directory)`` reads.  :class:`Builder` makes further ones.
+``topology_of(name)`` does both, once a process.
+"""
+
+from __future__ import annotations
+
+from numa_collectors.testing.machines.builder import Builder, Machine
+from numa_collectors.testing.machines.catalogue import MACHINES
+from numa_collectors.testing.machines.topologies import archived_topology, topology_of
+
+__all__ = ["MACHINES", "Builder", "Machine", "archived_topology", "topology_of"]
