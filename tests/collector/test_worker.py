@@ -23,6 +23,7 @@ from numa_collectors.collector import (
     GymCollector,
     gym_schema,
 )
+from numa_collectors.collector.quota import SharedQuota
 from numa_collectors.errors import ConfigError, RingClosedError
 from numa_collectors.rings import Field, Schema, TransitionRing
 from numa_collectors.shm import Region
@@ -93,6 +94,9 @@ def test_gym_collector_in_a_process_fills_its_quota() -> None:
             group.start()
             group.wait_ready(TIMEOUT_S)
             # It waits for the first weights, and not a slot is acted on without them.
+            while worker.stats is None:
+                assert worker.failure is None
+                group.wait(TIMEOUT_S)
             assert ring.committed == 0
             publisher.publish({"w": np.full(1, 0.5, np.float32)}, 1)
             slots = drain(ring)
@@ -185,20 +189,14 @@ def test_restarted_generation_completes_the_quota() -> None:
     assert [slot["step"] for slot in slots] == [0, 1, 2, 3]
 
 
-class Shared:
-    """A quota in shared memory, which travels only while a process is being spawned."""
-
-    def __init__(self, region: Region, slots: int) -> None:
-        self._region = region
-        region.buf[0] = slots
-
-    def __call__(self) -> int:
-        return self._region.buf[0]
-
-
 def test_quota_in_shared_memory_reaches_the_process() -> None:
-    with far_ends(PLAIN) as (ring, _), Region.create("quota", 4096) as region:
-        worker = CollectorWorker(Numbered, context(), ring, None, quota_slots=Shared(region, 3))
+    with (
+        far_ends(PLAIN) as (ring, _),
+        Region.create("quota", 4096) as region,
+        contextlib.closing(SharedQuota(region, 1)) as quota,
+    ):
+        quota.set(3)
+        worker = CollectorWorker(Numbered, context(), ring, None, quota_slots=quota)
         with WorkerGroup([worker]) as group:
             group.start()
             assert [slot["step"] for slot in drain(ring)] == [0, 1, 2]
