@@ -81,7 +81,7 @@ def run_inline(
             files.write_result(result)
             raise RunFailedError(f"{type(error).__name__}: {error}", None, result) from error
         report = session.end(complete=status == "finished")
-        _observe(loops, session, observer)
+        _take_counters(loops, session, observer)
         result = _result(status, session, files, begun_s, signals, report, None)
         files.write_result(result)
         return result
@@ -116,17 +116,16 @@ def _turns(loops: list[CollectorLoop], session: LearnerSession, observer: Observ
         complete = session.round(0.0)
         while not complete and session.loop.governor.owed:
             complete = session.round(0.0)
-        _observe(loops, session, observer)
+        if observer.due:
+            _take_counters(loops, session, observer)
+            observer.tick()
     return "finished"
 
 
-def _observe(loops: list[CollectorLoop], session: LearnerSession, observer: Observer) -> None:
-    if not observer.due:
-        return
+def _take_counters(loops: list[CollectorLoop], session: LearnerSession, observer: Observer) -> None:
     for loop in loops:
         observer.counters("collector", loop.ctx.rank, loop.stats(), loop.ctx.generation)
     observer.counters("learner", 0, session.stats(), 0)
-    observer.tick()
 
 
 def _result(

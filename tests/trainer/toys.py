@@ -1,90 +1,25 @@
-"""A tiny environment and a tiny learner: real processes, arithmetic that can be checked by hand."""
+"""A tiny learner and a tiny configuration: real processes, arithmetic that can be checked by hand."""
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from numa_collectors.collector import Collector, CollectorContext, Episode
 from numa_collectors.config import RunConfig
 from numa_collectors.learner import LearnerContext
 from numa_collectors.rings import Field, Schema
 from numa_collectors.snapshots import TensorSpec, WeightSpec
+from numa_collectors.trainer import FanOutTrainer
+from tests.trainer.collecting import CountingCollector
 
 SCHEMA = Schema(
     [Field("obs", "float32", (3,)), Field("reward", "float32"), Field("serial", "int64"), Field("env", "int64")]
 )
 WEIGHTS = WeightSpec([TensorSpec("w", "float32", (4,)), TensorSpec("count", "int64", ())])
-
-
-class CountingCollector(Collector):
-    """Writes (rank, step) into every slot, so that loss, repetition and order can be told from the data alone.
-
-    ``fault`` makes ``fault_rank`` misbehave at ``fault_step`` in generation 0: ``raise nan exit0 sysexit kill hang stop``.
-    """
-
-    def __init__(
-        self,
-        ctx: CollectorContext,
-        *,
-        delay_s: float = 0.0,
-        slow_rank: int | None = None,
-        fault: str | None = None,
-        fault_rank: int = 0,
-        fault_step: int = 5,
-    ) -> None:
-        self.ctx = ctx
-        self.step = ctx.start_slot
-        self.delay_s = delay_s if slow_rank in (None, ctx.rank) else 0.0
-        self.fault = fault if (ctx.rank == fault_rank and ctx.generation == 0) else None
-        self.fault_step = fault_step
-        self.weights: dict[str, np.ndarray] = {}
-        self.rng = np.random.default_rng(ctx.seed)
-
-    def load_weights(self, weights: Mapping[str, np.ndarray], version: int) -> None:
-        self.weights = {name: array.copy() for name, array in weights.items()}
-
-    def collect(self, slot: Mapping[str, np.ndarray]) -> None:
-        if self.fault is not None and self.step == self.fault_step:
-            misbehave(self.fault, slot)
-        if self.delay_s:
-            time.sleep(self.delay_s)
-        slot["obs"][:] = self.rng.standard_normal(slot["obs"].shape)
-        slot["reward"][:] = self.step
-        slot["serial"][:] = self.step
-        slot["env"][:] = self.ctx.env_offset + np.arange(self.ctx.num_envs)
-        if self.fault == "nan" and self.step == self.fault_step:
-            slot["reward"][0] = np.nan
-        self.step += 1
-
-    def drain_episodes(self) -> list[Episode]:
-        return [Episode(float(self.step), 10)] if self.step % 10 == 0 else []
-
-
-def misbehave(fault: str, slot: Mapping[str, np.ndarray]) -> None:
-    """End, hang or raise in the way that ``fault`` names."""
-    if fault == "raise":
-        raise RuntimeError("planted failure of the environment")
-    if fault == "exit0":
-        os._exit(0)
-    if fault == "sysexit":
-        raise SystemExit(0)
-    if fault == "kill":
-        slot["serial"][:] = -1  # half a slot is written when the signal comes
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "segv":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if fault == "hang":
-        time.sleep(3600)
-    if fault == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class CountingLearner:
@@ -151,7 +86,21 @@ def toy_config(run_dir: Any, **changes: Any) -> RunConfig:
         "learner_device": "cpu",
         "collector_inference_device": "cpu",
         "log_interval_s": 0.2,
-        "start_timeout_s": 60.0,
+        "start_timeout_s": 120.0,
         "shutdown_timeout_s": 10.0,
     }
     return RunConfig(**{**values, **changes})
+
+
+def toy_trainer(
+    run_dir: Any, *, collector: Any = None, learner: Any = None, sinks: Any = (), **changes: Any
+) -> FanOutTrainer:
+    """Return a trainer of the toys; ``collector`` and ``learner`` are their options."""
+    return FanOutTrainer(
+        toy_config(run_dir, **changes),
+        collector=make_collector(**(collector or {})),
+        learner=make_learner(**(learner or {})),
+        schema=SCHEMA,
+        weights=WEIGHTS,
+        sinks=sinks,
+    )
