@@ -18,6 +18,9 @@ __all__ = ["ENV_PREFIX", "load_config"]
 
 ENV_PREFIX = "NUMA_COLLECTORS_"
 
+# Variables of the library itself, which are no settings: what the binding ladder hands to children, and the lab's own.
+_NO_SETTINGS = (ENV_PREFIX + "_", ENV_PREFIX + "BINDING_WARNED", ENV_PREFIX + "LAB_")
+
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice; YAML itself lets the last one win in silence."""
@@ -113,8 +116,7 @@ def _merge_environment(
     env: Mapping[str, str], values: dict[str, Any], origins: dict[str, str], problems: list[str]
 ) -> None:
     for variable in sorted(env):
-        # Two underscores after the prefix mark the library's own variables, which are no settings.
-        if not variable.startswith(ENV_PREFIX) or variable.startswith(ENV_PREFIX + "_"):
+        if not variable.startswith(ENV_PREFIX) or variable.startswith(_NO_SETTINGS):
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in RunConfig.model_fields:

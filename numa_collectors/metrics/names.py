@@ -51,7 +51,7 @@ TABLE: tuple[Metric, ...] = (
     Metric(
         "async/ring_fill",
         "0 to 1",
-        "share of the ring's slots that wait for the learner; mean",
+        "slots that wait for the learner over those by which a collector may lead; mean",
         _each("async/ring_fill"),
     ),
     Metric("async/weight_version", "versions", "newest version published"),

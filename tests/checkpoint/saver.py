@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from numa_collectors.checkpoint import Progress, keep_last, latest, load, save
+from numa_collectors.checkpoint import Progress, checkpoints, keep_last, latest, load, save
 from numa_collectors.errors import CheckpointError
 
 CALLS = ("mkdir", "rename", "fsync", "open", "rmdir", "unlink")
@@ -30,7 +30,9 @@ def save_numbered(directory: Path, number: int, size: int) -> None:
 
 
 def check_latest(directory: Path) -> int:
-    """Return the number of the latest checkpoint after checking that all of it belongs together."""
+    """Return the number of the latest checkpoint after checking that all of it belongs together, and all of the others."""
+    for path in checkpoints(directory):
+        load(path)
     loaded = load(directory)
     number = loaded.progress.env_steps
     assert loaded.state["number"] == number

@@ -44,6 +44,12 @@ def test_command_line_beats_environment_beats_file(tmp_path: Path) -> None:
     assert (config.num_envs, config.num_collectors, config.seed) == (8, 3, 3)
 
 
+def test_the_librarys_own_variables_are_no_settings() -> None:
+    own = ("NUMA_COLLECTORS_BINDING_WARNED", "NUMA_COLLECTORS_LAB_CACHE", "NUMA_COLLECTORS__X")
+    assert load_config(env=dict.fromkeys(own, "1")) == RunConfig()
+    assert load_config(env={"NUMA_COLLECTORS_BINDING": "off"}).binding == "off"
+
+
 def test_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMA_COLLECTORS_NUM_ENVS", "5")
     assert load_config().num_envs == 5

@@ -115,7 +115,7 @@ def test_unknown_name_far_from_all_says_where_the_names_are() -> None:
     assert "json_schema()" in line
 
 
-CONTRADICTIONS = [
+CONTRADICTIONS: list[tuple[dict[str, object], str]] = [
     ({"num_collectors": 128}, "num_collectors: expected at most num_envs=64, got 128"),
     ({"num_collectors": 2, "min_collectors": 3}, "min_collectors: expected at most num_collectors=2, got 3"),
     ({"ring_capacity": None}, "ring_capacity: expected a number of slots, or ring_max_bytes"),
@@ -131,11 +131,42 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("values", "start"), CONTRADICTIONS)
-def test_contradictions(values: dict[str, object], start: str) -> None:
-    (line,) = error_lines(**values)
-    assert line.startswith(start)
-    assert "; " in line
+def test_contradictions() -> None:
+    for values, start in CONTRADICTIONS:
+        (line,) = error_lines(**values)
+        assert line.startswith(start), line
+        assert "; " in line
+
+
+ACCEPTED_ELSEWHERE: list[tuple[dict[str, object], str]] = [
+    ({"num_envs": 64, "num_collectors": 128}, "num_collectors: expected at most num_envs=64, got 128"),
+    ({"num_collectors": 0}, "num_collectors: expected an integer >= 1"),
+    ({"num_collectors": -1}, "num_collectors: expected an integer >= 1"),
+    ({"cpus_per_collector": 0}, "cpus_per_collector: expected an integer >= 1"),
+    ({"cpus_per_collector": -2}, "cpus_per_collector: expected an integer >= 1"),
+    (
+        {"utd_mode": "stirct"},
+        "utd_mode: expected one of 'strict', 'learner_bound', got 'stirct'; did you mean 'strict'?",
+    ),
+    ({"ring_capacity": 0}, "ring_capacity: expected an integer >= 1"),
+    ({"weight_publish_interval": 0}, "weight_publish_interval: expected an integer >= 1"),
+    ({"max_ingest_per_iter": 0}, "max_ingest_per_iter: expected an integer >= 1"),
+    ({"num_updates": 0}, "num_updates: expected an integer >= 1"),
+    ({"num_envs": 0}, "num_envs: expected an integer >= 1"),
+    ({"total_env_steps": 100, "learning_starts": 1000}, "learning_starts: expected less than total_env_steps=100"),
+    ({"seed": None}, "seed: expected an integer >= 0"),
+]
+"""What other trainers accept in silence, clamp, or end in a traceback."""
+
+
+def test_what_is_accepted_in_silence_elsewhere_is_refused() -> None:
+    for values, start in ACCEPTED_ELSEWHERE:
+        (line,) = error_lines(**values)
+        assert line.startswith(start), line
+
+
+def test_uneven_shards_are_no_error() -> None:
+    assert RunConfig(num_envs=65, num_collectors=2).envs_of(0) == 33
 
 
 def test_contradictions_are_reported_together() -> None:
