@@ -60,6 +60,8 @@ class FastSACConfig:
         save_replay: put the replay memory into ``state_dict``.
         amp: bfloat16 autocast; has effect on CUDA only.
         compile: torch.compile of the losses; has effect on CUDA only.
+        learner_threads: torch's threads in the learner's process, None to leave them. Small networks want one: a second
+            thread gains nothing and spins for a core that a collector may need.
     """
 
     hidden_sizes: tuple[int, ...] = (256, 256)
@@ -86,6 +88,7 @@ class FastSACConfig:
     save_replay: bool = False
     amp: bool = True
     compile: bool = True
+    learner_threads: int | None = None
 
     def __post_init__(self) -> None:
         self._require(
@@ -99,6 +102,9 @@ class FastSACConfig:
         self._require(self.log_std_min < self.log_std_max, "log_std_min", f"below log_std_max ({self.log_std_max})")
         for name in ("n_step", "policy_frequency", "batch_size", "replay_capacity"):
             self._require(getattr(self, name) >= 1, name, "at least 1")
+        self._require(
+            self.learner_threads is None or self.learner_threads >= 1, "learner_threads", "None or at least 1"
+        )
         for name in ("critic_lr", "actor_lr", "alpha_lr"):
             self._require(getattr(self, name) > 0.0, name, "above 0")
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from numa_collectors.collector import CollectorContext, GymCollector, GymSpec, gym_schema
 from numa_collectors.learner import LearnerContext
@@ -79,6 +80,8 @@ def make_policy(ctx: CollectorContext, spec: GymSpec, *, config: FastSACConfig) 
 
 
 def make_learner(ctx: LearnerContext, *, env_spec: EnvSpec, config: FastSACConfig) -> FastSACLearner:
+    if config.learner_threads is not None:
+        torch.set_num_threads(config.learner_threads)
     return FastSACLearner(env_spec, config, num_envs=ctx.num_envs, device=ctx.device, seed=ctx.seed)
 
 
