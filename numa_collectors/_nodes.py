@@ -207,8 +207,11 @@ def nodes_of_cpus(cpus: Iterable[int], root: str | os.PathLike[str] = "/") -> tu
     """Return the nodes that ``cpus`` belong to, by the ``nodeN`` links of each CPU's folder."""
     nodes: set[int] = set()
     for cpu in cpus:
-        for link in (Path(root) / f"sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*"):
-            nodes.add(int(link.name[4:]))
+        try:
+            names = os.listdir(Path(root) / f"sys/devices/system/cpu/cpu{cpu}")
+        except OSError:
+            continue  # an absent CPU belongs to no node
+        nodes.update(int(name[4:]) for name in names if name.startswith("node") and name[4:].isdigit())
     return tuple(sorted(nodes))
 
 

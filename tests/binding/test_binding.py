@@ -306,13 +306,13 @@ def test_another_process_is_read_from_outside() -> None:
 
     def start() -> Any:
         binding.apply(request)
-        return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        command = [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     with in_thread(start) as process:
+        assert process.stdout.readline() == b"up\n"
         report = binding.inspect(request, pid=process.pid)
-        while report.pages_total == 0 and process.poll() is None:  # until its exec is done
-            report = binding.inspect(request, pid=process.pid)
-        process.communicate(b"\n", timeout=DEADLINE_S)
+        process.communicate(timeout=DEADLINE_S)
     assert (report.applied, report.evidence, report.policy, report.cpus) == ("policy+cpu", "numa_maps", "bind", (CPU,))
     with pytest.raises(ProcessLookupError):
         binding.inspect(request, pid=process.pid)

@@ -49,6 +49,19 @@ def in_thread(action: Callable[[], Any]) -> Any:
     return found[0]
 
 
+def waiting_python(before: Callable[[], None] | None = None) -> subprocess.Popen[bytes]:
+    """Start an interpreter that is up and waits for the end of its standard input."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=before,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
 # The oracle (guest_support) shares no code with the library.
 WORKER = """
 import json, os, sys
@@ -201,19 +214,13 @@ def test_filter_seen_from_outside_by_the_parent() -> None:
 
     def start() -> Any:
         os.sched_setaffinity(0, {2, 3})
-        return subprocess.Popen(
-            [sys.executable, "-c", "input()"],
-            stdin=subprocess.PIPE,
-            preexec_fn=lambda: refuse_policy_calls(errno.EPERM),
-        )
+        return waiting_python(lambda: refuse_policy_calls(errno.EPERM))
 
     with in_thread(start) as process:
         request = BindRequest(cpus=(2, 3), memory_nodes=(1,))
-        while binding.inspect(request, pid=process.pid).pages_total < 500:
-            assert process.poll() is None
         pages = private_pages(process.pid)
         report = binding.inspect(request, pid=process.pid)
-        process.communicate(b"\n", timeout=DEADLINE_S)
+        process.communicate(timeout=DEADLINE_S)
     assert pages[1] >= 0.98 * sum(pages.values())
     assert (report.applied, report.verified, report.policy) == ("cpu+first-touch", True, "default")
 
@@ -295,16 +302,13 @@ def test_process_moved_into_a_cpuset_from_outside() -> None:
 
     def start() -> Any:
         binding.apply(request)
-        return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        return waiting_python()
 
     with cpuset(cpus="0-1", mems="0") as group, in_thread(start) as process:
         since = binding.inspect(request, pid=process.pid)
-        while since.pages_total < 500:
-            assert process.poll() is None
-            since = binding.inspect(request, pid=process.pid)
         write_kernel_file(group / "cgroup.procs", str(process.pid))
         drift = binding.recheck(request, since, pid=process.pid)
-        process.communicate(b"\n", timeout=DEADLINE_S)
+        process.communicate(timeout=DEADLINE_S)
     assert since.verified
     assert {one.kind for one in drift} == {"affinity", "policy", "nodes", "pages"}
     assert "0-1" in {one.now.removeprefix("CPUs ") for one in drift if one.kind == "affinity"}

@@ -54,9 +54,7 @@ def test_every_page_exists_before_anybody_has_the_region() -> None:
         assert os.fstat(region.fileno()).st_blocks * 512 == 512 * PAGE
 
 
-@pytest.mark.parametrize(
-    ("policy", "mode"), [("bind", _mempolicy.MPOL_BIND), ("preferred", _mempolicy.MPOL_PREFERRED)]
-)
+@pytest.mark.parametrize(("policy", "mode"), [("bind", _mempolicy.MPOL_BIND), ("preferred", _mempolicy.MPOL_PREFERRED)])
 def test_policy_is_on_the_file(policy: str, mode: int) -> None:
     with Region.create("ring", PAGE, node=NODE, policy=policy) as region:  # type: ignore[arg-type]
         other = Region.attach(os.open(f"/proc/self/fd/{region.fileno()}", os.O_RDWR), node=NODE)
@@ -292,7 +290,7 @@ print(json.dumps(report.to_dict()))
     assert "unverified" in report["reason"]
 
 
-def test_no_pages_for_the_prefault_is_a_memory_error_and_no_leak(child: Callable[..., Any]) -> None:
+def test_no_pages_for_the_prefault_is_a_memory_error_and_no_leak(child: Any) -> None:
     found = child(f"""
 import errno, json, os, kernel_filter
 from numa_collectors.shm import Region
@@ -307,6 +305,8 @@ print(json.dumps([*found, len(os.listdir("/proc/self/fd")) - fds]))
     assert found[0] == "NodeCapacityError"
     assert "no pages" in found[1]
     assert found[2] == 0
+    # Closed on purpose, not by the garbage collector, which would warn.
+    assert child.log == ""
 
 
 def test_other_posix_systems_use_an_unlinked_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,3 +343,18 @@ def test_regions_from_several_threads_at_once() -> None:
     for thread in threads:
         thread.join(DEADLINE_S)
     assert not failed
+
+
+@pytest.mark.parametrize("share", [1, 2])
+def test_unknown_pages_are_neither_here_nor_elsewhere(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
+    with Region.create("ring", 8 * PAGE, node=NODE) as region:
+        monkeypatch.setattr(
+            _mempolicy,
+            "move_pages_status",
+            lambda addresses: [-errno.EFAULT if n % share == 0 else NODE for n in range(len(addresses))],
+        )
+        report = region.verify()
+    assert not report.verified
+    assert report.pages_unknown == 8 // share
+    assert report.local_fraction == (None if share == 1 else 1.0)
+    assert "no known place" in str(report.reason)
