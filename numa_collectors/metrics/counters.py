@@ -92,11 +92,14 @@ class Ledger:
         self.time_s: float | None = None
 
     def update(self, counters: Counters, generation: int, time_s: float) -> None:
-        """Take the newest report of ``generation``; one that is older than what is held is dropped."""
-        held = self._by_generation.get(generation)
-        if held is not None and counters.get("slots", 0) < held.get("slots", 0):
+        """Take the newest report of ``generation``; one that is older than what is held is dropped.
+
+        A name that a report lacks keeps its value: the supervisor adds ``cpu_s`` to some reports only.
+        """
+        held = self._by_generation.get(generation, {})
+        if counters.get("slots", 0) < held.get("slots", 0):
             return
-        self._by_generation[generation] = counters
+        self._by_generation[generation] = {**held, **counters}
         self.time_s = time_s if self.time_s is None else max(self.time_s, time_s)
 
     @property

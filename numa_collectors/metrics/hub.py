@@ -104,7 +104,8 @@ class MetricsHub:
     def update_learner(self, counters: Counters, generation: int = 0) -> None:
         """Take the newest report of the learner."""
         moment = self._time_of(counters)
-        self._learner = (generation, moment, dict(counters))
+        held: Counters = self._learner[2] if self._learner is not None and self._learner[0] == generation else {}
+        self._learner = (generation, moment, {**held, **counters})
         if self._first_learner is None:
             self._first_learner = (moment, int(counters.get("env_steps", 0)))
         # A first report, and the first of a restarted learner, only sets the base: its totals may contain a history.
@@ -294,14 +295,19 @@ class MetricsHub:
                 scalars[f"placement/drift/{worker}"] = placement.drift
         for rank, ledger in enumerate(self._ledgers):
             delta, seconds = self._collector_delta(base, rank)
-            _system_scalars(scalars, f"collector_{rank}", ledger.newest, delta, seconds)
+            # A process has used time before its first report: without one in the base there is no interval.
+            known = delta is not None and "cpu_s" in base.collectors.get(rank, (0.0, {}))[1]
+            _system_scalars(scalars, f"collector_{rank}", ledger.newest, delta if known else None, seconds)
         if self._learner is not None and base.learner is not None:
             now, before = self._learner, base.learner
             _system_scalars(scalars, "learner", now[2], _delta(now[2], before[2]), now[1] - before[1])
 
 
 def _delta(now: Counters, before: Counters) -> dict[str, float]:
-    return {name: value - before.get(name, 0) for name, value in now.items() if isinstance(value, (int, float))}
+    """Return the differences of the numbers that both have: one that appears late has no base."""
+    return {
+        name: value - before[name] for name, value in now.items() if isinstance(value, (int, float)) and name in before
+    }
 
 
 def _learner_rates(delta: Mapping[str, float], seconds: float, scalars: dict[str, float]) -> None:

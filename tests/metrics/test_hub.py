@@ -79,12 +79,13 @@ def run_two_points(num_collectors: int) -> tuple[dict[str, float], ListSink]:
     clock, sink = Clock(), ListSink()
     hub = MetricsHub(num_collectors, [sink], target_env_steps=10_000, clock=clock)
     hub.update_learner(learner_counters(0, 0, num_collectors))
-    clock.now += 10
-    for rank in range(num_collectors):
-        hub.update_collector(rank, collector_counters(100 * (rank + 1)))
-    hub.update_learner(learner_counters(400 * num_collectors, 100, num_collectors))
-    point = hub.log()
-    assert point is not None
+    for number in (1, 2):
+        clock.now += 10
+        for rank in range(num_collectors):
+            hub.update_collector(rank, collector_counters(100 * (rank + 1) * number))
+        hub.update_learner(learner_counters(400 * num_collectors * number, 100 * number, num_collectors))
+        point = hub.log()
+        assert point is not None
     return dict(point.scalars), sink
 
 
@@ -156,7 +157,8 @@ def test_the_table_lists_exactly_what_is_written(num_collectors: int) -> None:
 
 def test_values_of_one_collector() -> None:
     scalars, sink = run_two_points(1)
-    assert sink.points == [(400, scalars)]
+    assert [step for step, _ in sink.points] == [400, 800]
+    assert sink.points[1][1] == scalars
     expected = {
         "perf/env_steps_per_s": 40.0,
         "perf/updates_per_s": 10.0,
@@ -166,7 +168,7 @@ def test_values_of_one_collector() -> None:
         "perf/collector_sync_ms": 0.5,
         "async/policy_lag": 2.0,
         "async/ring_fill": 0.25,
-        "async/weight_version": 100,
+        "async/weight_version": 200,
         "async/utd": 0.25,
         "rollout/mean_return": 2.0,
         "rollout/mean_ep_len": 30.0,
@@ -362,6 +364,26 @@ def test_placement_tags() -> None:
         "placement/drift/learner": 2,
     }
     assert [view.placement for view in point.collectors] == ["node 0, CPUs 0-3", ""]
+
+
+def test_processor_time_is_of_the_interval_also_when_few_reports_have_it() -> None:
+    """A process has used seconds before its first report, and only the reports at a log point bring ``cpu_s``."""
+    clock, sink = Clock(), ListSink()
+    hub = MetricsHub(1, [sink], clock=clock)
+    hub.update_learner({"env_steps": 0})
+    for second, generation in ((1, 0), (2, 0), (3, 1), (4, 1)):
+        clock.now += 1
+        slots, cpu_s = 10 * (second if generation == 0 else second - 2), 5.0 + 0.5 * second
+        for report in ({"slots": slots, "cpu_s": cpu_s}, {"slots": slots}):
+            hub.update_collector(0, report, generation)
+        for report in ({"env_steps": second, "cpu_s": cpu_s}, {"env_steps": second}):
+            hub.update_learner(report)
+        hub.log()
+    values = [
+        [scalars.get(f"system/cpu_pct/{name}") for _, scalars in sink.points] for name in ("collector_0", "learner")
+    ]
+    assert values[0] == [None, pytest.approx(50.0), pytest.approx(650.0), pytest.approx(50.0)]
+    assert values[1] == [None, pytest.approx(50.0), pytest.approx(50.0), pytest.approx(50.0)]
 
 
 def test_train_metrics_pass_through() -> None:
