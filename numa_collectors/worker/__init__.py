@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from numa_collectors.worker._failure import FailureKind, WorkerFailure, render_name
 from numa_collectors.worker._group import WorkerGroup
-from numa_collectors.worker._handle import kill_all_workers
 from numa_collectors.worker._launcher import Launcher
+from numa_collectors.worker._live import kill_all_workers
 from numa_collectors.worker._pinned import PinnedWorker, WorkerState, raise_failure
 from numa_collectors.worker._signals import StopSignals
 

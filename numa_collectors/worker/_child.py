@@ -20,6 +20,7 @@ from numa_collectors import binding
 from numa_collectors.errors import BindingError
 from numa_collectors.worker._channel import WorkerEnd
 from numa_collectors.worker._control import Control
+from numa_collectors.worker._live import kill_all_workers
 from numa_collectors.worker._spawn import Boot
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def run_worker(boot: Boot) -> None:
     if not flushed:
         print(f"{boot.name}: the parent did not take its last messages in {_FLUSH_TIMEOUT_S} s", file=sys.stderr)
     control.set_phase("exit")
+    kill_all_workers()  # those that this worker started itself and did not stop
     sock.detach()  # the watching thread goes on until the process ends
     control.close()
     if not (good and flushed):

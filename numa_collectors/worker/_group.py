@@ -81,7 +81,7 @@ class WorkerGroup:
                     handle, hang_timeout_s=self._hang_timeout_s, start_timeout_s=self._start_timeout_s
                 )
             self._monitors[handle].look()
-        return self._new_failures()
+        return self._new_failures(checked=True)
 
     def wait(self, timeout_s: float) -> None:
         """Block until a worker has a message or ends, for at most ``timeout_s`` and half a second."""
@@ -160,10 +160,11 @@ class WorkerGroup:
                 self._new_failures()
                 raise_failure(handle.failure)
 
-    def _new_failures(self) -> list[WorkerFailure]:
+    def _new_failures(self, *, checked: bool = False) -> list[WorkerFailure]:
         failures = []
         for handle in self._handles():
-            handle.check()
+            if not checked:
+                handle.check()
             if handle.failure is not None and not handle.reported:
                 handle.reported = True
                 failures.append(handle.failure)

@@ -6,7 +6,6 @@ group cannot yet belong to anybody else while what remains of the group is kille
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import os
@@ -24,6 +23,7 @@ from numa_collectors.worker._control import Control
 from numa_collectors.worker._failure import FailureKind, WorkerFailure, hint_for, signal_name
 from numa_collectors.worker._guardian import new_mark
 from numa_collectors.worker._launcher import shared_launcher
+from numa_collectors.worker._live import live
 from numa_collectors.worker._memory_events import OomKills
 from numa_collectors.worker._spawn import WorkerProcess
 from numa_collectors.worker._stacks import StackFile
@@ -31,7 +31,7 @@ from numa_collectors.worker._stacks import StackFile
 if TYPE_CHECKING:
     from numa_collectors.worker._pinned import PinnedWorker
 
-__all__ = ["Handle", "kill_all_workers", "wait_any"]
+__all__ = ["Handle", "wait_any"]
 
 # A worker that has reported its own exception gets this long for its teardown() and its exit.
 _DYING_GRACE_S = 5.0
@@ -62,8 +62,9 @@ class Handle:
         self.kill_requested = False
         self.failure: WorkerFailure | None = None
         self.started_at = time.monotonic()
-        # Last values of the control words, kept when the page is gone.
-        self.phase, self.heartbeats, self.num_steps = "spawn", 0, 0
+        self.heartbeats = 0
+        self._last_words = ("spawn", 0)  # phase and steps, kept when the page is gone
+        self._news = select.poll()
         self._verdict: tuple[FailureKind, str | None, str | None] | None = None
         self._record: dict[str, Any] | None = None
         self._dying_since: float | None = None
@@ -116,7 +117,7 @@ class Handle:
             finally:
                 self._process.release_payload()
                 self._child_socket.close()
-            _live.add(self)
+            live.add(self)
 
     def _remember_pid(self, pid: int) -> None:
         self.pid = pid
@@ -124,6 +125,8 @@ class Handle:
         if hasattr(os, "pidfd_open"):
             try:
                 self._pidfd = os.pidfd_open(pid)
+                self._news.register(self._pidfd, select.POLLIN)
+                self._news.register(self._socket, select.POLLIN)
             except OSError:  # before Linux 5.3, or no descriptor left: the sentinel pipe serves, a little later
                 self._pidfd = -1
 
@@ -134,12 +137,14 @@ class Handle:
         with self.lock:
             if not self.alive:
                 return
-            self._take_messages()
-            self.phase, self.heartbeats = self.control.phase, self.control.heartbeats
-            self.num_steps = self.control.steps
-            if self._is_dead():
-                self._reap()
-            elif self._dying_since is not None and time.monotonic() - self._dying_since > _DYING_GRACE_S:
+            self.heartbeats = self.control.heartbeats
+            # One call for the common case, in which nothing has happened; without a pidfd death shows by asking only.
+            if self._pidfd < 0 or self._news.poll(0):
+                self._take_messages()
+                if self._is_dead():
+                    self._reap()
+                    return
+            if self._dying_since is not None and time.monotonic() - self._dying_since > _DYING_GRACE_S:
                 self._signal_group(signal.SIGKILL)
 
     def _take_messages(self) -> None:
@@ -184,13 +189,13 @@ class Handle:
             self.exit_code = self._collect_exit_code(self.pid)
             self._collected = True
         self._take_messages()
-        self.phase, self.heartbeats = self.control.phase, self.control.heartbeats
-        self.num_steps = self.control.steps
+        self.heartbeats = self.control.heartbeats
+        self._last_words = (self.control.phase, self.control.steps)
         last_ns = self.control.heartbeat_ns
         age_s = (seen_at_ns - last_ns) / 1e9 if last_ns else None
         self.failure = self._judge(age_s)
         self.reaped = True
-        _live.discard(self)
+        live.discard(self)
         self._release()
 
     def _collect_exit_code(self, pid: int) -> int | None:
@@ -260,6 +265,18 @@ class Handle:
     def alive(self) -> bool:
         """Whether there is a process that has not been reaped; in a fork of the parent there is none."""
         return self.pid is not None and not self.reaped and self._owner_pid == os.getpid()
+
+    @property
+    def phase(self) -> str:
+        """What the worker is doing, or was doing last."""
+        with self.lock:
+            return self.control.phase if self.alive else self._last_words[0]
+
+    @property
+    def num_steps(self) -> int:
+        """How many calls of ``step()`` have returned."""
+        with self.lock:
+            return self.control.steps if self.alive else self._last_words[1]
 
     @property
     def excused(self) -> bool:
@@ -358,21 +375,3 @@ def wait_any(handles: Iterable[Handle], timeout_s: float | None) -> None:
         for descriptor in handle.descriptors():
             poller.register(descriptor, select.POLLIN)
     poller.poll(1000 * max(0.0, min(0.5, 0.5 if timeout_s is None else timeout_s)))
-
-
-_live: set[Handle] = set()
-
-
-def kill_all_workers() -> None:
-    """Kill and reap every worker of this process: for a second Ctrl-C and for the interpreter's exit."""
-    handles = list(_live)
-    for handle in handles:
-        handle.kill()
-    for handle in handles:
-        handle.join(2.0)
-
-
-# Registered after multiprocessing's own handler, which joins children without a bound, hence run before it.
-atexit.register(kill_all_workers)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_live.clear)

@@ -41,6 +41,8 @@ class Monitor:
         self._silence = _Stopwatch(hang_timeout_s)
         self._starting = _Stopwatch(start_timeout_s)
         self._heartbeats = -1
+        self._state_due_at = 0.0
+        self._was_stopped = False
         self._sentence: tuple[FailureKind, str] | None = None
 
     def look(self) -> None:
@@ -68,17 +70,22 @@ class Monitor:
         return "start-timeout", hint
 
     def _silent_too_long(self, now: float) -> tuple[FailureKind, str] | None:
-        moved = self._handle.heartbeats != self._heartbeats or (self._handle.excused and not self._stopped_waiting())
+        moved = self._handle.heartbeats != self._heartbeats or (self._handle.excused and not self._stopped_waiting(now))
         self._heartbeats = self._handle.heartbeats
         if not self._silence.look(now, moved=moved):
             return None
         advice = "a step that takes long calls heartbeat(), one that blocks on purpose does so inside waiting()"
         return "hung", f"no heartbeat for {self._silence.still_s:.1f} s; {self._state_hint(advice)}"
 
-    def _stopped_waiting(self) -> bool:
+    def _stopped_waiting(self, now: float) -> bool:
         """Whether the only excuse is a wait from which the worker cannot wake, since its process is stopped."""
         handle = self._handle
-        return handle.waiting_only and handle.pid is not None and process_state(handle.pid) in ("T", "t")
+        if not handle.waiting_only or handle.pid is None or self._silence.limit_s is None:
+            return False
+        if now >= self._state_due_at:  # a read in /proc costs more than all the rest of a look
+            self._state_due_at = now + self._silence.limit_s / 8
+            self._was_stopped = process_state(handle.pid) in ("T", "t")
+        return self._was_stopped
 
     def _state_hint(self, advice: str) -> str:
         state = None if self._handle.pid is None else process_state(self._handle.pid)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from numa_collectors.worker._handle import kill_all_workers
+from numa_collectors.worker._live import kill_all_workers
 
 __all__ = ["StopSignals"]
 

@@ -8,12 +8,13 @@ blocks nobody.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import context, reduction
+from multiprocessing import context, reduction, util
 from typing import TYPE_CHECKING, Any
 
 from numa_collectors.binding import BindRequest
@@ -74,6 +75,17 @@ class WorkerProcess(context.SpawnProcess):
 
         assert self._boot is not None
         run_worker(self._boot)
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> Any:
+        """Run in the child: end as a forked child of multiprocessing does, without taking the interpreter apart.
+
+        That would cost tens of milliseconds of every worker's end, seconds with large libraries, whose destructors like to
+        crash there.  Exit handlers and threads have had their turn before.
+        """
+        code = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
+        atexit._run_exitfuncs()
+        util._flush_std_streams()  # type: ignore[attr-defined]
+        os._exit(code)
 
     def __getstate__(self) -> dict[str, Any]:
         pickled = _pickled(self._worker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from numa_collectors.binding import BindRequest
 from numa_collectors.errors import BindingError, NumaCollectorsError, WorkerFailedError
 from numa_collectors.worker import PinnedWorker, WorkerGroup, WorkerState, render_name
-from tests.worker.helpers import PATIENCE_S, children, first_event, until
-from tests.worker.workers import BadImport, Chatty, Counting, Idle, Misbehaving, Reporting
+from tests.worker.helpers import PATIENCE_S, children, first_event, is_running, until
+from tests.worker.workers import BadImport, Chatty, Counting, Idle, Misbehaving, Nesting, Reporting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 
@@ -194,6 +195,17 @@ def test_attributes_may_be_set_before_and_after_the_base_class() -> None:
     state: dict[str, Any] = worker.__getstate__()
     assert (state["num"], state["count"]) == (2, 0)
     assert not {"_handle", "_services", "launcher"} & set(state), "the parent's side does not travel"
+
+
+def test_exit_handlers_run_and_what_the_worker_started_itself_ends_with_it(tmp_path: Path) -> None:
+    worker = Nesting(str(tmp_path / "left"))
+    worker.start()
+    inner = first_event(worker)["inner"]
+    assert isinstance(inner, int)
+    assert worker.join(PATIENCE_S)
+    assert worker.failure is None
+    assert (tmp_path / "left").read_text() == "in good order"
+    assert not is_running(inner)
 
 
 def test_next_generation() -> None:

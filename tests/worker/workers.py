@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from numa_collectors.errors import BindingError
@@ -32,7 +34,7 @@ class Idle(PinnedWorker):
 
     def step(self) -> bool | None:
         with self.waiting():
-            time.sleep(0.002)
+            time.sleep(0.01)
         return None
 
 
@@ -211,3 +213,21 @@ class Waiting(PinnedWorker):
             while not self.should_stop:
                 time.sleep(0.002)
         return None
+
+
+class Nesting(PinnedWorker):
+    """Starts a worker of its own, does not stop it, and has something to do at the interpreter's exit."""
+
+    def __init__(self, path: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.path = path
+
+    def setup(self) -> None:
+        atexit.register(lambda: Path(self.path).write_text("in good order"))
+        inner = Idle(rank=1)
+        inner.start()
+        inner.wait_ready(60.0)
+        self.send_event({"inner": inner.pid})
+
+    def step(self) -> bool | None:
+        return True
