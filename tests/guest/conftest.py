@@ -11,7 +11,8 @@ import pytest
 TOPOLOGY = os.environ.get("NUMA_COLLECTORS_LAB_TOPOLOGY", "")
 HERE = Path(__file__).parent
 
-sys.path.insert(0, str(HERE))  # for guest_support
+sys.path.insert(0, str(HERE))
+from guest_support import MACHINES  # noqa: E402 - found by the line above
 
 _ELSEWHERE = pytest.StashKey[int]()
 
@@ -25,8 +26,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             here.append(item)
             continue
         mark = item.get_closest_marker("guest")
-        if mark is None or not mark.args:
-            raise pytest.UsageError(f"{item.nodeid} must name its topologies: @pytest.mark.guest('2n', ...)")
+        if mark is None or not mark.args or not set(mark.args) <= set(MACHINES):
+            known = ", ".join(MACHINES)
+            raise pytest.UsageError(
+                f"{item.nodeid} must name its topologies by @pytest.mark.guest(...), out of {known}"
+            )
         (here if TOPOLOGY in mark.args else elsewhere).append(item)
     if elsewhere:
         config.stash[_ELSEWHERE] = len(elsewhere)

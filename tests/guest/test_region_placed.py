@@ -35,7 +35,7 @@ def nodes_of(region: Region) -> Counter[int]:
     return Counter(page_nodes(region.address, region.size_bytes // PAGE_BYTES))
 
 
-@pytest.mark.guest("2n", "2n-arm", "smt", "oddeven")
+@pytest.mark.guest("2n", "2n-arm", "smt", "pci")
 @pytest.mark.parametrize("policy", ["bind", "preferred"])
 def test_every_page_is_on_the_planned_node(policy: Any) -> None:
     for node in (0, 1):

@@ -33,6 +33,7 @@ __all__ = ["Guest", "Outcome", "pytest_command", "run_guest"]
 # yet with thread=single.
 BOOT_TIMEOUT_S = float(os.environ.get("NUMA_COLLECTORS_LAB_BOOT_TIMEOUT_S", "90"))
 BOOT_TRIES = 3
+TEST_TIMEOUT_S = 300
 _RESULT_BYTES = 8 << 20
 _BLOCK_BYTES = 4096
 _CMDLINE = (
@@ -69,6 +70,8 @@ class Outcome:
 def pytest_command(guest: Guest, pytest_args: Sequence[str]) -> str:
     """The shell command that runs pytest in the guest."""
     words = [guest.python, "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--color=no"]
+    # Emulation is 25 times slower than the machine it runs on, and that one may be busy.
+    words += [f"--timeout={TEST_TIMEOUT_S}", "-o", "faulthandler_timeout=0"]
     words += ["--junitxml=/run/results/junit.xml", *pytest_args]
     return shlex.join(words)
 

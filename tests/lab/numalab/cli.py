@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         "--results", type=Path, metavar="DIR", help="keep NAME.xml, NAME.output.txt, NAME.console.txt here"
     )
     parser.add_argument("--shell", metavar="COMMAND", help="run this in the guest's shell in place of pytest")
-    parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="a guest's time after boot (600)")
+    parser.add_argument("--timeout-s", type=float, default=900.0, metavar="S", help="a guest's time after boot (900)")
     return parser
 
 

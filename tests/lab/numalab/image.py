@@ -33,6 +33,7 @@ _LOADED_BY_NAME = ("libnuma.so.1", "libgcc_s.so.1", "libstdc++.so.6")
 
 INIT = """#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/run/tmp
+[ -e /usr/bin/poweroff ] || /bin/busybox --install -s /usr/bin
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
