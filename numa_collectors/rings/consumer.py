@@ -101,6 +101,11 @@ class Span(Mapping[str, Array]):
         return self._stop - self._start
 
     @property
+    def start(self) -> int:
+        """Index in the ring of the first slot, 0 to capacity - 1."""
+        return self._start
+
+    @property
     def versions(self) -> npt.NDArray[np.int64]:
         """Weight version that acted, per slot."""
         return self._views.metadata[self._start : self._stop, M_VERSION]

@@ -98,10 +98,7 @@ class Producer(Endpoint):
             self._check_open()
         if self._committed - self._released >= self._limit:
             self._released = words[W_RELEASED]
-            if not STORE_ORDER_STRONG:
-                # The consumer's reads of the slot come before its release; our writes must come after we saw that.
-                with self._fence:
-                    pass
+            # No fence: the writes into the slot depend on this branch, and no CPU stores before a branch is decided.
             if self._committed - self._released >= self._limit:
                 return None
         self._reserved = True
