@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import struct
-import subprocess
 import sys
 import threading
 import traceback
@@ -18,9 +17,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 # linux/mempolicy.h
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_LOCAL = 0, 1, 2, 3, 4
@@ -209,6 +210,8 @@ def run_python(code: str, *arguments: str, before: Callable[[], None] | None = N
 
     ``before`` runs in the child between fork and exec.  The child sees the library and these helpers.
     """
+    import subprocess  # children import this module too, and need it only to start others
+
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
     result = subprocess.run(
         [sys.executable, "-c", code, *arguments],
