@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -98,6 +99,25 @@ def _tracker() -> set[int]:
     from multiprocessing import resource_tracker
 
     return {pid for pid in [resource_tracker._resource_tracker._pid] if pid}  # type: ignore[attr-defined]
+
+
+def test_class_typed_into_a_session_is_refused_with_the_remedy() -> None:
+    program = """
+from numa_collectors.worker import PinnedWorker
+class Typed(PinnedWorker):
+    def step(self):
+        return True
+try:
+    Typed().start()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert done.stdout.startswith("NumaCollectorsError worker[0]")
+    assert "move it into a module" in done.stdout
+    assert done.stderr == ""
 
 
 def test_a_group_whose_start_fails_leaves_none_of_its_members() -> None:
