@@ -229,6 +229,13 @@ class Collector(ABC):
         """Return the episodes that ended since the last call."""
         return []
 
+    def sums(self) -> Mapping[str, float]:
+        """Return, by tag, sums over all slots so far; a log point has the mean over the slots of its interval.
+
+        For scalars of the environments that are no stage and no return: ``"reward/upright"``, ``"metrics/height"``.
+        """
+        return {}
+
     def close(self) -> None:  # noqa: B027 - not every collector has something to close
         """Close the environments; called once, also after an error."""
 

@@ -160,6 +160,8 @@ class CollectorLoop:
         stats = dict(self._counters)
         for stage, timer in self._ctx.timers.items():
             stats[f"{stage}_ns"] = timer.total_ns
+        for tag, value in self._collector.sums().items():
+            stats[f"sum:{tag}"] = value
         stats["time_ns"] = time.monotonic_ns()
         stats["weight_version"] = self._version
         stats["generation"] = self._ctx.generation

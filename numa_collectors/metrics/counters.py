@@ -6,7 +6,8 @@ optional, times in nanoseconds:
 
 Collector
     ``slots env_steps episodes return_sum length_sum collect_ns wait_space_ns``, ``<stage>_ns`` (``env_step_ns act_ns
-    push_ns sync_ns`` and its own), ``weight_version`` (in use), ``cpu_s rss_bytes``.
+    push_ns sync_ns`` and its own), ``sum:<tag>`` (what ``Collector.sums`` returns), ``weight_version`` (in use),
+    ``cpu_s rss_bytes``.
 Learner
     ``env_steps updates`` (totals of the run, going on after a resume), ``busy_ns`` (in updates), ``ingest_ns
     publish_ns wait_data_ns publishes publish_skips bytes_ingested weight_version cpu_s rss_bytes``; ``ring_fill``

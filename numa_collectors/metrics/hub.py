@@ -334,6 +334,7 @@ def _sum_scalars(scalars: dict[str, float], sums: Mapping[str, float], stage_ms:
         scalars["perf/collect_ms_per_batch"] = sums.get("collect_ns", 0) / slots / 1e6
         for stage, value in _stages(sums):
             stage_ms[stage] = scalars[f"perf/collector_{stage}_ms"] = value / slots / 1e6
+        scalars.update({name[4:]: value / slots for name, value in sums.items() if name.startswith("sum:")})
     if sums.get("episodes", 0) > 0:
         scalars["rollout/mean_return"] = sums.get("return_sum", 0) / sums["episodes"]
         scalars["rollout/mean_ep_len"] = sums.get("length_sum", 0) / sums["episodes"]
@@ -357,7 +358,7 @@ def _stages(counters: Mapping[str, float]) -> list[tuple[str, float]]:
     return [
         (name.removesuffix("_ns"), value)
         for name, value in counters.items()
-        if name.endswith("_ns") and name not in _NOT_STAGES
+        if name.endswith("_ns") and name not in _NOT_STAGES and not name.startswith("sum:")
     ]
 
 

@@ -315,3 +315,17 @@ def test_plain_collector_needs_nothing_but_collect(rig: Rig) -> None:
     assert loop.run_once(0.0)
     assert loop.stats()["episodes"] == 0
     loop.close()
+
+
+class _Summing(Numbered):
+    def sums(self) -> dict[str, float]:
+        return {"reward/upright": 0.5 * self.calls}
+
+
+def test_sums_of_a_collector_are_among_its_counters(rig: Rig) -> None:
+    loop = rig.loop(_Summing)
+    rig.publish(1)
+    for _ in range(3):
+        assert loop.run_once(0.0)
+    assert loop.stats()["sum:reward/upright"] == 1.5
+    loop.close()

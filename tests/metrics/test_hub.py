@@ -446,3 +446,18 @@ def test_markdown_has_each_tag() -> None:
     text = metrics_markdown()
     for metric in TABLE:
         assert f"\n| `{metric.tag}` |" in text
+
+
+def test_sums_of_a_collector_are_logged_as_means_over_the_slots_of_the_interval() -> None:
+    clock, sink = Clock(), ListSink()
+    hub = MetricsHub(2, [sink], clock=clock)
+    hub.update_learner(learner_counters(0, 0, 2))
+    for number in (1, 2):
+        clock.now += 10
+        # 100 slots an interval with 3 each, and 300 with 7 each: 6 on average; a tag may end like a stage.
+        hub.update_collector(0, collector_counters(100 * number, **{"sum:reward/upright_ns": 300.0 * number}))
+        hub.update_collector(1, collector_counters(300 * number, **{"sum:reward/upright_ns": 2100.0 * number}))
+        hub.update_learner(learner_counters(1600 * number, 100 * number, 2))
+        hub.log()
+    assert [scalars["reward/upright_ns"] for _, scalars in sink.points] == [6.0, 6.0]
+    assert not [tag for tag in sink.points[-1][1] if "sum:" in tag]
