@@ -15,6 +15,7 @@ from numa_collectors import _mempolicy, _nodes, binding
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or not _mempolicy.supported(), reason="needs memory policies")
 
 CPU = max(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
+OTHER = min(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
 NODE = (_nodes.nodes_of_cpus((CPU,)) or (0,))[0]
 
 CODE = f"""
@@ -42,7 +43,8 @@ def body():
     found.append(json.loads(output))
     mask = os.sched_getaffinity(0)
     try:
-        binding.apply(binding.BindRequest(request.cpus, request.memory_nodes, mode="require"))
+        # Its CPU can be had, its policy cannot: the thread must be put back to the first CPU.
+        binding.apply(binding.BindRequest(({OTHER},), request.memory_nodes, mode="require"))
     except BindingError as error:
         found.append([error.code, error.errno, str(error), mask == os.sched_getaffinity(0)])
 thread = threading.Thread(target=body)
