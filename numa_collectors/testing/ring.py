@@ -17,7 +17,7 @@ from numa_collectors.errors import PeerLostError, RingClosedError, SchemaMismatc
 from numa_collectors.rings import Field, Schema
 from numa_collectors.testing.processes import CHILD_TIMEOUT_S, block_until_killed, child, fail, raises
 
-__all__ = ["PLANTED_SCHEMA", "RingConformance", "check_planted", "plant", "planted"]
+__all__ = ["PLANTED_SCHEMA", "RingConformance", "check_planted", "mirror", "plant", "planted"]
 
 PLANTED_SCHEMA = Schema(
     [
@@ -114,7 +114,7 @@ def _consume(pipe: Connection, ring: Any, end: int, stop: int | None) -> None:
     ring.close()
 
 
-def _reverse(pipe: Connection, there: Any, back: Any, num_slots: int) -> None:
+def mirror(pipe: Connection, there: Any, back: Any, num_slots: int) -> None:
     """Send every slot that comes ``there`` ``back``."""
     consumer, producer = there.consumer(), back.producer()
     for _ in range(num_slots):
@@ -333,7 +333,7 @@ class RingConformance:
         with (
             self.make_ring(PLANTED_SCHEMA, 1) as there,
             self.make_ring(PLANTED_SCHEMA, 1) as back,
-            child(_reverse, there, back, self.num_handovers) as mirror,
+            child(mirror, there, back, self.num_handovers) as process,
         ):
             producer, consumer = there.producer(), back.consumer()
             for index in range(self.num_handovers):
@@ -342,4 +342,4 @@ class RingConformance:
                     fail("no slot in time: a wake-up was lost")
                 check_planted(consumer.peek(), index)
                 consumer.release(1)
-            mirror.join()
+            process.join()

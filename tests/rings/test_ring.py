@@ -18,10 +18,17 @@ from numa_collectors import _futex
 from numa_collectors.errors import NumaCollectorsError, PeerLostError, RingClosedError
 from numa_collectors.rings import Consumer, Field, Producer, Schema, TransitionRing, wait_any
 from numa_collectors.rings import consumer as consumer_module
+from numa_collectors.rings import endpoint as endpoint_module
 from numa_collectors.rings.layout import W_CONSUMER_ASLEEP, W_PRODUCER_ASLEEP
 
 SMALL = Schema([Field("x", "int64")])
 SOON_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleep until woken: the look after a quarter of a second would hide a lost wake-up."""
+    monkeypatch.setattr(endpoint_module, "MAX_SLEEP_S", 3 * SOON_S)
 
 
 def put(producer: Producer, value: int) -> bool:
