@@ -17,15 +17,17 @@ _FAR = 1 << 30
 
 def usable_nodes(
     topology: Topology, request: PlacementRequest, cores: Mapping[int, Sequence[UsableCore]]
-) -> tuple[int, ...]:
-    """Return the nodes that collectors may use: those asked for, or all with allowed CPUs and allowed memory.
+) -> tuple[tuple[int, ...], ...]:
+    """Return the sets of nodes to try for collectors, best first: never empty, none of them empty.
 
-    Where the cpuset leaves no node with both, nodes with CPUs do, and their memory comes from elsewhere.
+    The nodes asked for are the only ones.  Otherwise those with allowed CPUs and allowed memory come first, then all with
+    allowed CPUs: a core whose memory is remote is better than half a core.
     """
     if isinstance(request.numa_nodes, tuple):
-        return tuple(dict.fromkeys(request.numa_nodes))
-    both = tuple(node.id for node in topology.numa_nodes if node.id in cores and node.id in topology.nodes_allowed)
-    return both or tuple(cores)
+        return (tuple(dict.fromkeys(request.numa_nodes)),)
+    with_memory = set(topology.nodes_allowed)
+    both = tuple(node.id for node in topology.numa_nodes if node.id in cores and node.id in with_memory)
+    return (both, tuple(cores)) if both and len(both) < len(cores) else (tuple(cores),)
 
 
 def nearest_first(topology: Topology, origin: int, nodes: Sequence[int]) -> tuple[int, ...]:
@@ -44,14 +46,13 @@ def memory_nodes(topology: Topology, node_id: int) -> tuple[int, ...] | None:
     None where all host memory is on one node.  Device memory is never host memory; a memory-only node (CXL, HBM) is
     taken only where no node with CPUs has memory to give at the same distance.
     """
-    host = [node for node in topology.nodes if node.kind in ("normal", "memory-only")]
-    allowed = [node for node in host if node.id in topology.nodes_allowed]
-    if len(host) < 2 or not allowed:
+    host = {node.id: node.kind for node in topology.nodes if node.kind in ("normal", "memory-only")}
+    kinds = {node: host[node] for node in topology.nodes_allowed if node in host}
+    if len(host) < 2 or not kinds:
         return None
-    ranked = nearest_first(topology, node_id, [node.id for node in allowed])
-    kinds = {node.id: node.kind for node in allowed}
-    if ranked[0] == node_id:
+    if node_id in kinds:
         return (node_id,)
+    ranked = nearest_first(topology, node_id, tuple(kinds))
     nearest = topology.distance(node_id, ranked[0])
     equals = [node for node in ranked if topology.distance(node_id, node) == nearest]
     return (min(equals, key=lambda node: (kinds[node] != "normal", node)),)
@@ -75,7 +76,7 @@ def choose_learner_node(
                 reason += f"; no allowed CPU is there, node {nearest} is the nearest that has one"
             return nearest, (reason,)
         reasons.append(reason)
-    candidates = usable_nodes(topology, request, cores)
+    candidates = usable_nodes(topology, request, cores)[0]
     node = _roomiest(request, cores, candidates)
     reasons.append(f"the learner is on node {node}, which has the most cores to spare")
     return node, tuple(reasons)

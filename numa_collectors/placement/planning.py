@@ -56,26 +56,31 @@ def plan(topology: Topology, request: PlacementRequest, env: Mapping[str, str] |
         return Placement(WorkerPlacement("learner", 0), unbound, (reason,))
     cores = cores_by_node(topology)
     learner_node, reasons = choose_learner_node(topology, request, cores, os.environ if env is None else env)
-    nodes = nearest_first(topology, learner_node, usable_nodes(topology, request, cores))
-    job = _Job(topology, request, cores, learner_node, nodes)
-    attempt = _first_that_fits(job)
-    return _placement(job, attempt, (*reasons, *_machine_reasons(topology, nodes), *attempt.reasons))
+    jobs = [
+        _Job(topology, request, cores, learner_node, nearest_first(topology, learner_node, nodes))
+        for nodes in usable_nodes(topology, request, cores)
+    ]
+    job, attempt = _first_that_fits(jobs)
+    return _placement(job, attempt, (*reasons, *_machine_reasons(topology, attempt), *attempt.reasons))
 
 
-def _first_that_fits(job: _Job) -> _Attempt:
-    if job.request.learner_cpus is not None:
-        reservations = [covering(job.cores[job.learner_node], job.request.learner_cpus)]
-        reservations = reservations if job.request.learner_cpus else [0]
-    else:
+def _first_that_fits(jobs: Sequence[_Job]) -> tuple[_Job, _Attempt]:
+    """Try whole cores, with the learner's reservation shrinking last of all, then single CPUs of the widest set of nodes."""
+    job = jobs[-1]
+    asked = job.request.learner_cpus
+    if asked is None:
         reservations = list(range(_LEARNER_CORES, -1, -1))
+    else:
+        reservations = [covering(job.cores[job.learner_node], asked) if asked else 0]
     for num_cores in reservations:
-        attempt = _whole_cores(job, num_cores)
-        if attempt is not None:
-            return attempt
+        for candidate in jobs:
+            attempt = _whole_cores(candidate, num_cores)
+            if attempt is not None:
+                return candidate, attempt
     attempt = _single_cpus(job, reservations[-1])
     if attempt is None:
         raise PlacementError(shortage(job.topology, job.request, job.cores, job.nodes, job.learner_node))
-    return attempt
+    return job, attempt
 
 
 def _whole_cores(job: _Job, learner_cores: int) -> _Attempt | None:
@@ -247,12 +252,13 @@ def _placement(job: _Job, attempt: _Attempt, reasons: Sequence[str]) -> Placemen
     return Placement(learner, collectors, tuple(dict.fromkeys(reasons)))
 
 
-def _machine_reasons(topology: Topology, nodes: Sequence[int]) -> list[str]:
+def _machine_reasons(topology: Topology, attempt: _Attempt) -> list[str]:
     reasons = []
-    hidden = [node.id for node in topology.numa_nodes if not set(node.cpus) & set(topology.allowed)]
+    allowed = set(topology.allowed)
+    hidden = [node.id for node in topology.numa_nodes if allowed.isdisjoint(node.cpus)]
     if hidden:
         reasons.append(f"node {format_cpulist(hidden)} has CPUs, but none that this process may use")
-    for node_id in nodes:
+    for node_id in sorted({node for node, _ in attempt.collectors}):
         targets = memory_nodes(topology, node_id)
         if targets is not None and node_id not in targets:
             distance = topology.distance(node_id, targets[0])

@@ -20,12 +20,16 @@ from numa_collectors.topo.sysfs import (
     synthesize_node,
 )
 
-__all__ = ["discover"]
+__all__ = ["discover", "discover_root"]
 
 
 def discover(path: str | os.PathLike[str] = "/") -> Topology:
     """Read the machine below ``path``; see :meth:`Topology.discover`."""
-    root = Root(path)
+    return discover_root(Root(path))
+
+
+def discover_root(root: Root) -> Topology:
+    """Read the machine that ``root`` stands for, wherever its files really are."""
     limits = read_limits(root)
     online, offline = _cpus(root, limits)
     nvidia = read_nvidia_gpus(root)

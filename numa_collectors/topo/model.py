@@ -8,6 +8,7 @@ may have gaps.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -105,6 +106,11 @@ class Distances:
     nodes: tuple[int, ...]
     matrix: tuple[tuple[int, ...], ...]
 
+    def index(self, node: int) -> int | None:
+        """Return the row of ``node``, or None where it has none."""
+        at = bisect_left(self.nodes, node)
+        return at if at < len(self.nodes) and self.nodes[at] == node else None
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -181,9 +187,10 @@ class Topology:
 
     def distance(self, source: int, target: int) -> int | None:
         """Return the distance from node ``source`` to node ``target``, or None where the kernel gives none."""
-        if self.distances is None or source not in self.distances.nodes or target not in self.distances.nodes:
+        if self.distances is None:
             return None
-        return self.distances.matrix[self.distances.nodes.index(source)][self.distances.nodes.index(target)]
+        row, column = self.distances.index(source), self.distances.index(target)
+        return None if row is None or column is None else self.distances.matrix[row][column]
 
     @property
     def numa_nodes(self) -> tuple[Node, ...]:

@@ -6,6 +6,7 @@ One test a machine: each group of facts is a function that returns the two sides
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,20 @@ def test_gpu_memory_nodes_belong_to_their_gpus() -> None:
     owners = {device.memory_node: device.pci for device in topology.devices if device.memory_node is not None}
     expected = {node["node"]: node for node in facts["expected"]["nodes"] if node["kind"] == "gpu-memory"}
     assert owners == {number: node["hwloc_infos"]["PCIBusID"] for number, node in expected.items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["2ps3-2t", "5intel64-hybrid-lakefield", "16amd64-8n2c-cpusets", "2pa-pcidomain32bits"]
+)
+def test_unpacked_on_disk(name: str, tmp_path: Path) -> None:
+    """The other tests read archives from memory; this is the same through the file system, links and all."""
+    with tarfile.open(MACHINES / f"{name}.tar.xz") as archive:
+        archive.extractall(
+            tmp_path, **({"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {})
+        )
+    topology, facts = load(name)
+    if facts["synthetic_proc_self_status"]:
+        status = tmp_path / name / "proc/self/status"
+        status.parent.mkdir(parents=True, exist_ok=True)
+        status.write_text(facts["synthetic_proc_self_status"])
+    assert Topology.discover(tmp_path / name) == topology

@@ -2,13 +2,13 @@
 
 ``MACHINES[name]()`` gives a :class:`Machine`; ``machine.write(directory)`` writes the root that
 ``Topology.discover(root=directory)`` reads.  :class:`Builder` makes further ones.
-``topology_of(name)`` does both, once a process.
+``topology_of(name)`` gives what discovery finds there, without a disk.
 """
 
 from __future__ import annotations
 
 from numa_collectors.testing.machines.builder import Builder, Machine
 from numa_collectors.testing.machines.catalogue import MACHINES
-from numa_collectors.testing.machines.topologies import archived_topology, topology_of
+from numa_collectors.testing.machines.topologies import archived_topology, discover_machine, read_archive, topology_of
 
-__all__ = ["MACHINES", "Builder", "Machine", "archived_topology", "topology_of"]
+__all__ = ["MACHINES", "Builder", "Machine", "archived_topology", "discover_machine", "read_archive", "topology_of"]
