@@ -259,16 +259,23 @@ def test_cpuset_that_hides_a_node_is_respected_and_named() -> None:
     assert required[0] == "affinity-trimmed"
 
 
-DRIFT = """
-import json, os, sys
+# Joining a cpuset resets the mask, so the worker joins first, binds, and is born again by exec.
+JOIN_AND_BIND = """
+import sys
 from pathlib import Path
-from guest_support import join, write_kernel_file
+from guest_support import join
+from numa_collectors import binding
+join(Path({group!r}))
+request = binding.BindRequest(cpus=(2, 3), memory_nodes=(1,), policy="bind")
+binding.exec_bound([sys.executable, "-c", {code!r}], request)
+"""
+DRIFT = """
+import json
+from pathlib import Path
+from guest_support import write_kernel_file
 from numa_collectors import binding
 group = Path({group!r})
-join(group)
 request = binding.BindRequest(cpus=(2, 3), memory_nodes=(1,), policy="bind")
-binding.apply(request)
-ballast = bytearray(16 << 20)
 start = binding.inspect(request)
 write_kernel_file(group / "cpuset.mems", "0")
 write_kernel_file(group / "cpuset.cpus", "0-2")
@@ -283,7 +290,8 @@ print(json.dumps([start.to_dict(), shrunk, grown]))
 @pytest.mark.guest("2n", "2n-arm")
 def test_drift_is_named_when_the_cpuset_shrinks_and_stays_when_it_grows_back() -> None:
     with cpuset(cpus="0-3", mems="0-1") as group:
-        start, shrunk, grown = run_python(DRIFT.format(group=str(group)))
+        code = DRIFT.format(group=str(group))
+        start, shrunk, grown = run_python(JOIN_AND_BIND.format(group=str(group), code=code))
     assert (start["applied"], start["verified"]) == ("policy+cpu", True)
     kinds = {kind: (before, now) for kind, before, now in shrunk}
     assert kinds["affinity"] == ("CPUs 2-3", "CPUs 2")
