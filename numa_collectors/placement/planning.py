@@ -187,9 +187,18 @@ def _take_cores(
     """Hand out cores, the larger shares first: they are the harder ones to fit into whole L3 groups."""
     taken: dict[int, tuple[int, ...]] = {}
     for rank in sorted(range(len(counts)), key=lambda rank: (-sizes[rank], rank)):
-        cores = take(free[counts[rank]], sizes[rank])
+        # The one core more is not worth a foot in another cache.
+        spare = sizes[rank] > min(sizes) and _num_caches(free[counts[rank]], sizes[rank]) > _num_caches(
+            free[counts[rank]], sizes[rank] - 1
+        )
+        cores = take(free[counts[rank]], sizes[rank] - spare)
         taken[rank] = tuple(sorted(cpu for core in cores for cpu in core.cpus))
     return [(node, taken[rank]) for rank, node in enumerate(counts)]
+
+
+def _num_caches(free: Sequence[UsableCore], count: int) -> int:
+    """Return how many L3 groups ``count`` cores taken now would lie on."""
+    return len({core.l3 for core in take(list(free), count)})
 
 
 def _take_cpus(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -51,6 +50,8 @@ def _shm() -> Iterator[Advice]:
 def _libnuma(topology: Topology) -> Iterator[Advice]:
     if not (topology.is_numa and sys.platform == "linux"):
         return
+    import ctypes
+
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError as error:

@@ -78,8 +78,13 @@ def render_svg(topology: Topology, placement: object = None) -> str:
     """Return the picture; ``placement`` is anything whose ``workers`` have a name, CPUs and a node."""
     workers = cast("_Placement", placement).workers if placement is not None else ()
     style = _style(topology, workers)
-    cards = [_node_card(topology, node, style) for node in topology.nodes]
-    blocks = [_title(topology), *_packages(topology, cards)]
+    shown = [node for node in topology.nodes if node.kind != "empty"]
+    cards = [_node_card(topology, node, style) for node in shown]
+    blocks = [_title(topology), *_packages(topology, shown, cards)]
+    empty = format_cpulist(node.id for node in topology.nodes if node.kind == "empty")
+    if empty:
+        text = f"empty nodes {_short(empty, 100)}: no CPUs, no memory"
+        blocks.append(_Box(_text_width(text), 16, _text(0, 12, text, 12, _MUTED)))
     unplaced = [device for device in topology.devices if device.node is None and device.kind in _SHOWN_KINDS]
     if unplaced:
         blocks.append(_device_row("node unknown to the kernel", unplaced))
@@ -232,11 +237,11 @@ def _device_row(title: str, devices: Sequence[Device]) -> _Box:
     return _Box(max(chips.width, 200), chips.height + 22, _text(0, 12, title, 12, _MUTED) + chips.at(0, 20))
 
 
-def _packages(topology: Topology, cards: Sequence[_Box]) -> list[_Box]:
+def _packages(topology: Topology, nodes: Sequence[Node], cards: Sequence[_Box]) -> list[_Box]:
     """Put the cards of each package's nodes into a frame; nodes that belong to no single package stand below."""
     members: dict[int | None, list[_Box]] = {index: [] for index in range(len(topology.packages))}
     members[None] = []
-    for node, card in zip(topology.nodes, cards, strict=True):
+    for node, card in zip(nodes, cards, strict=True):
         home = next((i for i, package in enumerate(topology.packages) if set(node.cpus) & set(package.cpus)), None)
         members[home].append(card)
     blocks = []

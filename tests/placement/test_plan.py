@@ -191,6 +191,14 @@ def test_whole_l3_groups() -> None:
     assert {worker.cpus for worker in placement.collectors} <= groups
 
 
+def test_one_core_more_does_not_reach_into_another_cache() -> None:
+    topology = topology_of("epyc-nps4-8gpu")
+    placement = plan(topology, PlacementRequest(12, learner_gpu=2), {})
+    group_of = {cpu: index for index, group in enumerate(topology.l3) for cpu in group.cpus}
+    caches = [{group_of[cpu] for cpu in worker.cpus or ()} for worker in placement.collectors]
+    assert [len(groups) for groups in caches] == [1] * 12
+
+
 def test_performance_cores_first() -> None:
     placement = plan(topology_of("intel-hybrid"), PlacementRequest(2, cpus_per_collector=4, learner_cpus=4), {})
     assert placement.learner.cpus == (0, 1, 2, 3)

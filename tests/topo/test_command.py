@@ -109,7 +109,9 @@ def test_svg(capsys: pytest.CaptureFixture[str], tmp_path: Path, dump, name: str
     ]
     topology = topology_of(name)
     for node in topology.nodes:
-        assert any(text.split(" · ")[0] == f"node {node.id}" for text in texts)
+        alone = any(text.split(" · ")[0] == f"node {node.id}" for text in texts)
+        assert alone is (node.kind != "empty")
+    assert any(text.startswith("empty nodes 3-9,11-17,19-25,27-33:") for text in texts) is (name == "gb200")
     assert sum(text.startswith("CPU ") and ":" in text for text in texts) == len(topology.online)
     assert sum("collector[0]" in text for text in texts) >= 2
     for device in topology.devices:
