@@ -15,7 +15,8 @@ from numa_collectors.collector import Collector, CollectorContext, Episode
 class CountingCollector(Collector):
     """Writes (rank, step) into every slot, so that loss, repetition and order can be told from the data alone.
 
-    ``fault`` makes ``fault_rank`` misbehave at ``fault_step`` in generation 0: ``raise nan exit0 sysexit kill hang stop``.
+    ``fault`` makes ``fault_rank`` misbehave at ``fault_step`` in its first ``fault_generations``:
+    ``raise nan exit0 sysexit kill hang stop``.
     """
 
     def __init__(
@@ -27,11 +28,12 @@ class CountingCollector(Collector):
         fault: str | None = None,
         fault_rank: int = 0,
         fault_step: int = 5,
+        fault_generations: int = 1,
     ) -> None:
         self.ctx = ctx
         self.step = ctx.start_slot
         self.delay_s = delay_s if slow_rank in (None, ctx.rank) else 0.0
-        self.fault = fault if (ctx.rank == fault_rank and ctx.generation == 0) else None
+        self.fault = fault if (ctx.rank == fault_rank and ctx.generation < fault_generations) else None
         self.fault_step = fault_step
         self.weights: dict[str, np.ndarray] = {}
         self.rng = np.random.default_rng(ctx.seed)
