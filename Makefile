@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check lab lab-arm bench chaos convergence demo-motrix docs dist clean help
+.PHONY: demo test check lab lab-arm bench chaos convergence acceptance demo-motrix docs dist clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,27 @@ check: $(VENV)/.installed  ## Static checks
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# motrix pins its dependencies exactly, so it gets an environment of its own.  MuJoCo is for the benchmarks beside it.
+MOTRIX_VENV ?= .venv-motrix
+MOTRIX := $(MOTRIX_VENV)/bin
+$(MOTRIX_VENV)/.installed: pyproject.toml examples/motrix_fastsac/pyproject.toml
+	$(PYTHON) -m venv $(MOTRIX_VENV)
+	$(MOTRIX)/python -m pip --disable-pip-version-check install --quiet "$(TORCH)"
+	$(MOTRIX)/python -m pip freeze | grep -i '^torch==' > $(MOTRIX_VENV)/constraints.txt
+	$(MOTRIX)/python -m pip --disable-pip-version-check install --quiet --constraint $(MOTRIX_VENV)/constraints.txt \
+	  --editable ".[examples]" --editable examples/motrix_fastsac pytest pytest-timeout
+	touch $@
+
+demo-motrix: $(MOTRIX_VENV)/.installed  ## Train motrix's FastSAC on a motrixsim task with two collectors (own environment)
+	cd examples/motrix_fastsac && OMP_NUM_THREADS=1 $(abspath $(MOTRIX))/mxlab train task=pendulum-ms/numa.fastsac \
+	  algo.trainer.async_options.num_collectors=2
+
+convergence: $(MOTRIX_VENV)/.installed  ## Synchronous against two collectors, five seeds each; writes docs/convergence.md
+	$(MOTRIX)/python -m benchmarks.convergence
+
+acceptance: $(MOTRIX_VENV)/.installed  ## One collector against two, and against motrix's own trainer
+	$(MOTRIX)/python -m benchmarks.acceptance
 
 clean:  ## Remove build products (not the virtual environment)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
