@@ -294,7 +294,9 @@ def test_drift_is_named_when_the_cpuset_shrinks_and_stays_when_it_grows_back() -
         start, shrunk, grown = run_python(JOIN_AND_BIND.format(group=str(group), code=code))
     assert (start["applied"], start["verified"]) == ("policy+cpu", True)
     kinds = {kind: (before, now) for kind, before, now in shrunk}
-    assert kinds["affinity"] == ("CPUs 2-3", "CPUs 2")
+    # Linux 6.1 forgets the mask and gives the whole cpuset; since 6.2 it keeps what is left of the mask.
+    assert kinds["affinity"][0] == "CPUs 2-3"
+    assert kinds["affinity"][1] in ("CPUs 0-2", "CPUs 2")
     assert kinds["policy"] == ("bind:1", "bind:0")
     assert kinds["nodes"] == ("0-1", "0")
     assert kinds["pages"][0] == "100.0 %"
