@@ -35,11 +35,14 @@ class CollectorOptions:
     weight_poll_interval: slots between two looks for newer weights; the first look is before the first slot.
     quota_slots: slots that this collector shall have committed in all, earlier generations included; None: without end.
     check_finite: check every floating-point field of every slot for NaN and infinities.
+    max_policy_lag: versions by which the weights that act may be behind the newest published ones; beyond, newer ones are
+        loaded before acting, whatever ``weight_poll_interval`` says.  None: only the interval counts.
     """
 
     weight_poll_interval: int = 1
     quota_slots: int | None = None
     check_finite: bool = True
+    max_policy_lag: int | None = None
 
     def __post_init__(self) -> None:
         if self.weight_poll_interval < 1:
@@ -122,15 +125,14 @@ class CollectorLoop:
         if self._quota_reached():
             self.finish()
             return False
-        if not self._have_weights(timeout_s):
-            return False
         try:
+            # Space first, weights second: what acts are the weights of now, not those from before a wait for space.
             slot = self._reserve(timeout_s)
         except RingClosedError:
             # The consumer wants nothing more: an orderly end, not a failure of this collector.
             self.finish()
             return False
-        if slot is None:
+        if slot is None or not self._have_weights(timeout_s):
             return False
         arrays = dict(slot)
         del slot
@@ -171,9 +173,6 @@ class CollectorLoop:
             stats["first_obs_distinct"] = len(set(self._digests))
         return stats
 
-    # -- one slot
-    # -----------------------------------------------------------------------------------------------------------
-
     def _quota_reached(self) -> bool:
         quota = self._options.quota_slots if self._quota_slots is None else self._quota_slots()
         return quota is not None and self._producer.committed >= quota
@@ -181,7 +180,7 @@ class CollectorLoop:
     def _have_weights(self, timeout_s: float | None) -> bool:
         if self._reader is None:
             return True
-        if self._version and self._since_poll < self._options.weight_poll_interval:
+        if self._version and self._since_poll < self._options.weight_poll_interval and not self._too_old(self._reader):
             return True
         self._since_poll = 0
         if self._poll(self._reader) or self._version:
@@ -191,6 +190,10 @@ class CollectorLoop:
             self._await_first_weights(self._reader, timeout_s)
         self._counters["wait_weights_s"] += time.monotonic() - begin_s
         return self._version > 0
+
+    def _too_old(self, reader: SnapshotReader) -> bool:
+        limit = self._options.max_policy_lag
+        return limit is not None and reader.latest - self._version > limit
 
     def _await_first_weights(self, reader: SnapshotReader, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -125,7 +125,7 @@ class RunConfig(BaseModel):
     max_lead_slots: Count | None = None
     """Slots by which a collector may lead the learner; left out, 4 with `strict`, the ring's capacity otherwise."""
     max_ingest_per_iter: Count = 8
-    """Most slots taken from one ring in one round of the learner."""
+    """Most slots taken from one ring in one round of the learner; with `strict` it takes them one by one."""
     check_finite: bool = True
     """Refuse a slot with NaN or infinite values, naming collector, environment and step."""
 
@@ -148,7 +148,10 @@ class RunConfig(BaseModel):
     weight_poll_interval: Count = 1
     """Slots from one look of a collector for new weights to the next."""
     max_policy_lag: Count | None = None
-    """Versions by which a collector may be behind before it waits for new weights; left out, it never waits."""
+    """Versions by which the weights that act may be behind the newest; beyond, a collector loads newer ones first.
+
+    Left out, only `weight_poll_interval` counts.
+    """
 
     learner_device: Device = "cuda"
     """Device of the learner. `cuda` without an index falls back to the CPU with one warning where there is no CUDA."""

@@ -33,12 +33,14 @@ class PoolOptions:
     ring_max_bytes: int | None = None
     max_lead_slots: int | None = None
     weight_poll_interval: int = 1
+    max_policy_lag: int | None = None
     learning_starts_slots: int = 0
     check_finite: bool = True
     device: str = "cpu"
     binding: BindMode = "auto"
     memory_policy: BindPolicy = "preferred"
     on_collector_exit: Literal["raise", "restart", "continue"] = "raise"
+    on_learner_exit: Literal["raise", "restart"] = "raise"
     min_collectors: int = 1
     max_restarts: int = 3
     restart_backoff_s: float = 1.0

@@ -88,8 +88,8 @@ class CollectorPool:
         self._exchange: Exchange | None = None
         self._intake: DeviceIntake | None = None
         self._stager: WeightStager | None = None
-        self._restarts = [0] * options.num_collectors
-        self._due_s: dict[int, float] = {}
+        self._restarts: dict[str, int] = {}
+        self._due_s: dict[str, float] = {}
         self._dropped: set[int] = set()
         self._check_memory(topology)
         try:
@@ -187,7 +187,9 @@ class CollectorPool:
                     self.rings[worker.rank],
                     self.snapshots[worker.rank],
                     CollectorOptions(
-                        weight_poll_interval=options.weight_poll_interval, check_finite=options.check_finite
+                        weight_poll_interval=options.weight_poll_interval,
+                        check_finite=options.check_finite,
+                        max_policy_lag=options.max_policy_lag,
                     ),
                     quota_slots=self._quotas[worker.rank],
                     bind=bind_request(worker, options.binding, options.memory_policy),
@@ -222,10 +224,10 @@ class CollectorPool:
         """
         survived = [failure for failure in self._group.poll() if self._survives(failure)]
         now = time.monotonic()
-        for rank in [rank for rank, due_s in self._due_s.items() if due_s <= now]:
-            del self._due_s[rank]
-            self._group.restart(self.collectors[rank])
-            self._say(f"collector[{rank}] restarted as generation {self.collectors[rank].generation}")
+        for worker in [worker for worker in self.workers if self._due_s.get(worker.name, math.inf) <= now]:
+            del self._due_s[worker.name]
+            following = self._group.restart(worker)
+            self._say(f"{worker.name} restarted as generation {following.generation}")
         return survived
 
     def wait_for_news(self, timeout_s: float) -> None:
@@ -235,25 +237,34 @@ class CollectorPool:
     def _survives(self, failure: WorkerFailure) -> bool:
         """Do what the options say about ``failure``; raise where that is the end of the run."""
         self.failures.append(failure)
-        if failure.role != "collector":
-            raise_failure(failure)
+        name = failure.name
+        if name not in {worker.name for worker in self.collectors}:
+            if not (failure.role == "learner" and self.options.on_learner_exit == "restart" and self._restart(failure)):
+                raise_failure(failure)
+            return True
         if failure.finished:
             self._say(f"{failure.summary}; its transitions are complete, the run goes on")
             return True
-        options, rank = self.options, failure.rank
-        if options.on_collector_exit == "restart" and self._restarts[rank] < options.max_restarts:
-            pause_s = options.restart_backoff_s * 2 ** self._restarts[rank]
-            self._restarts[rank] += 1
-            self._due_s[rank] = time.monotonic() + pause_s
-            self._say(f"{failure}\nrestart {self._restarts[rank]} of {options.max_restarts} in {pause_s:g} s")
+        if self.options.on_collector_exit == "restart" and self._restart(failure):
             return True
-        live = options.num_collectors - len(self._dropped) - 1
-        if options.on_collector_exit == "continue" and live >= max(1, options.min_collectors):
-            self._drop(rank)
+        live = self.options.num_collectors - len(self._dropped) - 1
+        if self.options.on_collector_exit == "continue" and live >= max(1, self.options.min_collectors):
+            self._drop(failure.rank)
             self._say(f"{failure}\nthe run goes on with {live} collectors")
             return True
         raise_failure(failure)
         return False
+
+    def _restart(self, failure: WorkerFailure) -> bool:
+        """Plan the next generation of the worker that failed, unless its budget is spent."""
+        done = self._restarts.get(failure.name, 0)
+        if done >= self.options.max_restarts:
+            return False
+        pause_s = self.options.restart_backoff_s * 2**done
+        self._restarts[failure.name] = done + 1
+        self._due_s[failure.name] = time.monotonic() + pause_s
+        self._say(f"{failure}\nrestart {done + 1} of {self.options.max_restarts} in {pause_s:g} s")
+        return True
 
     def _drop(self, rank: int) -> None:
         """Go on without collector ``rank``: its ring ends, its remaining env steps go to the others."""
@@ -277,6 +288,11 @@ class CollectorPool:
     def collectors(self) -> Sequence[PinnedWorker]:
         """The collectors' present workers, by rank."""
         return tuple(self._group.workers[: self.options.num_collectors])
+
+    @property
+    def num_restarts(self) -> int:
+        """Restarts of all workers together."""
+        return sum(self._restarts.values())
 
     def stats(self) -> dict[int, Mapping[str, Any]]:
         """Return the newest cumulative counters of each collector's present generation, by rank."""

@@ -70,7 +70,9 @@ def run_inline(
                 device=options.device,
                 learning_starts_slots=options.learning_starts_slots,
             )
-            loop_options = CollectorOptions(options.weight_poll_interval, options.quota_slots, options.check_finite)
+            loop_options = CollectorOptions(
+                options.weight_poll_interval, options.quota_slots, options.check_finite, options.max_policy_lag
+            )
             loops.append(build_loop(collector, context, ring, snapshot, loop_options))
             stack.callback(loops[-1].close)
         observer.begin({})

@@ -108,9 +108,8 @@ class _Run:
             stack.callback(files.close)
             self._observer = Observer(self._setup, files, self._sinks)
             stack.callback(self._observer.close)
-            learner = self._make_learner(pool, files)
-            pool.add(learner)
-            return self._supervised(pool, learner, files)
+            pool.add(self._make_learner(pool, files))
+            return self._supervised(pool, files)
 
     def _make_learner(self, pool: CollectorPool, files: RunFiles) -> LearnerWorker:
         setup = self._setup
@@ -131,22 +130,22 @@ class _Run:
         bind = bind_request(place, setup.config.binding, setup.config.memory_policy)
         return LearnerWorker(plan, pool.rings, pool.snapshots, bind=bind)
 
-    def _supervised(self, pool: CollectorPool, learner: LearnerWorker, files: RunFiles) -> RunResult:
+    def _supervised(self, pool: CollectorPool, files: RunFiles) -> RunResult:
         """Start, watch and end the workers; the outcome is written down in every case."""
         status: RunStatus = "failed"
         try:
             self._start(pool, files)
-            status = self._watch(pool, learner)
+            status = self._watch(pool)
             self._end(pool)
         except WorkerFailedError as error:
             self._end(pool)
-            result = self._result("failed", pool, learner, files, error=str(error))
+            result = self._result("failed", pool, files, error=str(error))
             files.write_result(result)
             raise RunFailedError(str(error), error.failure, result) from None
         except BaseException:
             pool.kill()
             raise
-        result = self._result(status, pool, learner, files)
+        result = self._result(status, pool, files)
         files.write_result(result)
         return result
 
@@ -159,7 +158,7 @@ class _Run:
         files.write_placement({name: report.to_dict() for name, report in self._reports.items()})
         self._observer.begin(self._reports)
 
-    def _watch(self, pool: CollectorPool, learner: LearnerWorker) -> RunStatus:
+    def _watch(self, pool: CollectorPool) -> RunStatus:
         """Supervise until the learner has reached the target or somebody asked to stop."""
         assert self._observer is not None
         while self._signals.requested is None:
@@ -167,6 +166,7 @@ class _Run:
             pool.poll()
             self._observer.take(pool.workers)
             self._observer.tick(pool.workers)
+            learner = pool.workers[-1]  # a restart puts the next generation in its place
             if learner.exitcode is not None and learner.finished:
                 return "finished"
         self._say(f"{self._signals.requested}: ending in an orderly way; once more kills")
@@ -183,9 +183,8 @@ class _Run:
         pool.stop(max(0.5, deadline - time.monotonic()))
         self._observer.take(pool.workers)
 
-    def _result(
-        self, status: RunStatus, pool: CollectorPool, learner: LearnerWorker, files: RunFiles, error: str | None = None
-    ) -> RunResult:
+    def _result(self, status: RunStatus, pool: CollectorPool, files: RunFiles, error: str | None = None) -> RunResult:
+        learner = pool.workers[-1]
         report: LearnerReport | None = learner.result
         stats = learner.stats or {}
         start = self._setup.start
@@ -199,7 +198,7 @@ class _Run:
             checkpoint=report.checkpoint if report else None,
             signal=self._signals.requested,
             discarded_slots=report.discarded_slots if report else sum(ring.fill for ring in pool.rings),
-            num_restarts=sum(worker.generation - self._setup.generation for worker in pool.collectors),
+            num_restarts=pool.num_restarts,
             placement={name: placement_text(found) for name, found in self._reports.items()},
             error=error,
         )

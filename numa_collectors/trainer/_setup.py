@@ -121,6 +121,7 @@ def _pool_options(config: RunConfig, device: str, start: Progress, generation: i
         ring_max_bytes=config.ring_max_bytes,
         max_lead_slots=config.effective_lead_slots,
         weight_poll_interval=config.weight_poll_interval,
+        max_policy_lag=config.max_policy_lag,
         # A resumed policy acts from its first step; its buffer fills with its own data.
         learning_starts_slots=0 if generation else -(-config.learning_starts // config.num_envs),
         check_finite=config.check_finite,
@@ -128,6 +129,7 @@ def _pool_options(config: RunConfig, device: str, start: Progress, generation: i
         binding=config.binding,
         memory_policy=config.memory_policy,
         on_collector_exit=config.on_collector_exit,
+        on_learner_exit=config.on_learner_exit,
         min_collectors=config.min_collectors,
         max_restarts=config.max_restarts,
         restart_backoff_s=config.restart_backoff_s,

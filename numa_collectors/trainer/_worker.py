@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
+from numa_collectors import checkpoint
 from numa_collectors.binding import BindRequest
 from numa_collectors.rings import TransitionRing
 from numa_collectors.seeds import seed_everything, stream_seed
@@ -38,6 +40,20 @@ class LearnerWorker(PinnedWorker):
         self._complete = False
         self._failed = False
         self._next_stats_s = 0.0
+
+    def successor(self) -> LearnerWorker:
+        """Return the next generation: it takes up the run from the newest checkpoint, or from where this one began.
+
+        Transitions that were ingested after that checkpoint are gone with the replay memory; the version of the weights
+        goes on rising, since the snapshots know the last one.
+        """
+        following = super().successor()
+        newest = checkpoint.latest(self._plan.run_dir)
+        if newest is not None:
+            progress = checkpoint.load(newest).progress
+            following._plan = replace(self._plan, resume_from=newest, start=progress)
+        following._complete = following._failed = False
+        return following
 
     def setup(self) -> None:
         seed_everything(stream_seed(self._plan.config.seed, "learner"))

@@ -151,7 +151,9 @@ def test_next_generation_goes_on_where_the_last_one_died(rig: Rig) -> None:
     rig.publish(1)
     assert first.run_once(0.0)
     assert first.run_once(0.0)
-    with pytest.raises(CollectorError, match=r"collector\[0\], step 2: collect\(\) raised ValueError: broken on purpose"):
+    with pytest.raises(
+        CollectorError, match=r"collector\[0\], step 2: collect\(\) raised ValueError: broken on purpose"
+    ):
         first.run_once(0.0)
     # As its process ends with it, nobody is told that this collector has finished.
     assert not rig.consumer.closed
@@ -188,7 +190,9 @@ def test_nan_names_collector_environment_step_and_field(rig: Rig) -> None:
     rig.publish(1)
     assert loop.run_once(0.0)
     assert loop.run_once(0.0)
-    where = r"collector\[0\], environment 1 \(row 1 of its 2\), step 2, field 'obs': expected .*, got nan at index \[0\]"
+    where = (
+        r"collector\[0\], environment 1 \(row 1 of its 2\), step 2, field 'obs': expected .*, got nan at index \[0\]"
+    )
     with pytest.raises(NonFiniteError, match=where) as info:
         loop.run_once(0.0)
     assert (info.value.rank, info.value.env, info.value.step, info.value.field) == (0, 1, 2, "obs")
@@ -329,3 +333,28 @@ def test_sums_of_a_collector_are_among_its_counters(rig: Rig) -> None:
         assert loop.run_once(0.0)
     assert loop.stats()["sum:reward/upright"] == 1.5
     loop.close()
+
+
+def test_what_acts_after_a_wait_for_space_are_the_weights_of_now(rig: Rig) -> None:
+    rig.publish(1)
+    loop = rig.loop()
+    while loop.run_once(0):
+        pass
+    # The ring is full.  A newer version comes, and space only after it: the next slot must be acted on by the newer one.
+    assert not loop.run_once(0.01)
+    rig.publish(2)
+    read(rig.consumer)
+    assert loop.run_once(0)
+    assert read(rig.consumer)["versions"].tolist() == [2]
+
+
+def test_weights_beyond_the_greatest_lag_do_not_act_whatever_the_interval(rig: Rig) -> None:
+    rig.publish(1)
+    loop = rig.loop(weight_poll_interval=1000, max_policy_lag=2)
+    acted = []
+    for version in range(2, 9):
+        assert loop.run_once(0)
+        acted.append(int(read(rig.consumer)["versions"][-1]))
+        rig.publish(version)
+    # Newest when acting: 1, 2, 3, ...; the loaded one stays until it is more than 2 behind.
+    assert acted == [1, 1, 1, 4, 4, 4, 7]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -25,10 +27,13 @@ WEIGHTS = WeightSpec([TensorSpec("w", "float32", (4,)), TensorSpec("count", "int
 class CountingLearner:
     """Counts what it gets, checks its order, and keeps a digest of everything in arrival order."""
 
-    def __init__(self, ctx: LearnerContext, *, delay_s: float = 0.0, fail_at: int | None = None) -> None:
+    def __init__(
+        self, ctx: LearnerContext, *, delay_s: float = 0.0, fail_at: int | None = None, kill_at: int | None = None
+    ) -> None:
         self.ctx = ctx
         self.delay_s = delay_s
         self.fail_at = fail_at
+        self.kill_at = None if ctx.resumed else kill_at
         self.next_serial = [0] * ctx.num_collectors
         self.updates = 0
         self.total = torch.zeros(3, dtype=torch.float64)
@@ -48,6 +53,8 @@ class CountingLearner:
     def update(self, num_updates: int) -> dict[str, float]:
         if self.fail_at is not None and self.updates >= self.fail_at:
             raise ValueError("planted failure of the learner")
+        if self.kill_at is not None and self.updates >= self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.delay_s:
             time.sleep(self.delay_s)
         self.updates += num_updates
