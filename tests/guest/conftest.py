@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 TOPOLOGY = os.environ.get("NUMA_COLLECTORS_LAB_TOPOLOGY", "")
+SHARD, NUM_SHARDS = (int(text) for text in os.environ.get("NUMA_COLLECTORS_LAB_SHARD", "0/1").split("/"))
 HERE = Path(__file__).parent
 
 sys.path.insert(0, str(HERE))
@@ -18,9 +19,10 @@ _ELSEWHERE = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other topologies; on a machine that is no guest that is all of them."""
+    """Leave out the tests of other topologies and shards; on a machine that is no guest that is all of them."""
     here: list[pytest.Item] = []
     elsewhere: list[pytest.Item] = []
+    num_own = 0
     for item in items:
         if HERE not in item.path.parents:
             here.append(item)
@@ -31,7 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(
                 f"{item.nodeid} must name its topologies by @pytest.mark.guest(...), out of {known}"
             )
-        (here if TOPOLOGY in mark.args else elsewhere).append(item)
+        num_own += TOPOLOGY in mark.args
+        (here if TOPOLOGY in mark.args and num_own % NUM_SHARDS == SHARD else elsewhere).append(item)
     if elsewhere:
         config.stash[_ELSEWHERE] = len(elsewhere)
         config.hook.pytest_deselected(items=elsewhere)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["collect", "nodes_of"]
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 def nodes_of(region: Region) -> list[int]:

@@ -17,6 +17,12 @@ LAB = Path(__file__).parent
 X86 = [topology.name for topology in TOPOLOGIES.values() if topology.arch == "x86_64"]
 
 
+def guest_names(name: str) -> list[str]:
+    """The guests that share a topology's tests."""
+    number = TOPOLOGIES[name].num_shards
+    return [name] if number == 1 else [f"{name}-{index + 1}of{number}" for index in range(number)]
+
+
 def run_lab(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the lab's command line."""
     # The lab has its own deadlines, longer than a test's.
@@ -59,6 +65,11 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", X86)
 def test_guest_tests_pass_on(name: str, run: Run) -> None:
+    for guest in guest_names(name):
+        _check(guest, run)
+
+
+def _check(name: str, run: Run) -> None:
     report = run.results / f"{name}.xml"
     assert report.exists(), run.output
     output = (run.results / f"{name}.output.txt").read_text()

@@ -50,13 +50,21 @@ class Guest:
     image: Path
     python: str
     pythonpath: str = "/job"
+    shard: int = 0
+    num_shards: int = 1
+
+    @property
+    def name(self) -> str:
+        """``2n``, or ``2n-1of3`` for the first of three guests that share the tests."""
+        name = self.topology.name
+        return name if self.num_shards == 1 else f"{name}-{self.shard + 1}of{self.num_shards}"
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended: ``code`` is one of the exit codes, ``reason`` says why in words, ``counts`` are junit's."""
 
-    topology: str
+    name: str
     code: int
     reason: str
     output: str
@@ -80,6 +88,7 @@ def _job_script(guest: Guest, command: str) -> str:
     """The shell script that the guest runs; its exit code is the command's."""
     return (
         f"export NUMA_COLLECTORS_LAB_TOPOLOGY={guest.topology.name}\n"
+        f"export NUMA_COLLECTORS_LAB_SHARD={guest.shard}/{guest.num_shards}\n"
         f"export PYTHONPATH={guest.pythonpath} PYTHONUTF8=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1\n"
         "export TMPDIR=/run/tmp COLUMNS=120\n"
         # Through a pipe, so that pytest does not write for a terminal.
@@ -249,7 +258,7 @@ def run_guest(guest: Guest, source: Path, command: str, *, timeout_s: float, sto
         counts = _count(junit)
         code, reason = _verdict(attempt, timeout_s, counts)
         return Outcome(
-            topology=guest.topology.name,
+            name=guest.name,
             code=code,
             reason=reason,
             output=_text(work / "output.txt"),

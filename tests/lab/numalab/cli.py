@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -32,6 +33,11 @@ def _guest(topology: GuestTopology) -> Guest:
         return arm_guest(topology)
     need_tool("qemu-system-x86_64", "qemu-system-x86")
     return Guest(topology, kernel("x86_64"), image(), guest_python())
+
+
+def _shards(guest: Guest) -> list[Guest]:
+    number = guest.topology.num_shards
+    return [replace(guest, shard=index, num_shards=number) for index in range(number)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,18 +70,16 @@ def _chosen(command: str, names: str) -> list[GuestTopology]:
 
 def _report(outcome: Outcome, results: Path | None) -> None:
     word = "ok" if outcome.code == EXIT_OK else "FAILED"
-    print(
-        f"===== {outcome.topology}: {word}: {outcome.reason} (boot {outcome.boot_s:.1f} s, all {outcome.wall_s:.1f} s)"
-    )
+    print(f"===== {outcome.name}: {word}: {outcome.reason} (boot {outcome.boot_s:.1f} s, all {outcome.wall_s:.1f} s)")
     print(outcome.output.strip())
     if outcome.code == EXIT_GUEST_DIED or "killed by signal" in outcome.reason:
-        print(f"----- {outcome.topology}: end of the console")
+        print(f"----- {outcome.name}: end of the console")
         print("\n".join(outcome.console.strip().splitlines()[-_CONSOLE_LINES:]))
     sys.stdout.flush()
     if results:
         results.mkdir(parents=True, exist_ok=True)
         for suffix, text in (("xml", outcome.junit), ("output.txt", outcome.output), ("console.txt", outcome.console)):
-            (results / f"{outcome.topology}.{suffix}").write_text(text)
+            (results / f"{outcome.name}.{suffix}").write_text(text)
 
 
 def _run(jobs: Sequence[tuple[Guest, str]], options: argparse.Namespace) -> list[Outcome]:
@@ -96,7 +100,6 @@ def _run(jobs: Sequence[tuple[Guest, str]], options: argparse.Namespace) -> list
             for future in as_completed(futures):
                 outcomes.append(future.result())
                 _report(outcomes[-1], options.results)
-            wait(futures, return_when=FIRST_EXCEPTION)
     finally:
         stop.set()
         for number, handler in previous.items():
@@ -113,7 +116,7 @@ def _summarise(outcomes: Sequence[Outcome]) -> int:
         bad = counts.get("failures", 0) + counts.get("errors", 0)
         good = counts.get("tests", 0) - bad - counts.get("skipped", 0)
         passed, failed, skipped = passed + good, failed + bad, skipped + counts.get("skipped", 0)
-        print(f"{outcome.topology:10} {outcome.reason:50} {good:4} passed {outcome.wall_s:7.1f} s")
+        print(f"{outcome.name:10} {outcome.reason:50} {good:4} passed {outcome.wall_s:7.1f} s")
     codes = {outcome.code for outcome in outcomes}
     code = EXIT_GUEST_DIED if EXIT_GUEST_DIED in codes else EXIT_FAILED if EXIT_FAILED in codes else EXIT_OK
     if code != EXIT_OK:
@@ -148,7 +151,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "image":
             print(image() if not guests else "\n".join(str(guest.image) for guest in guests))
             return EXIT_OK
-        chosen_tests = pytest_args or ["tests/guest"]
+        if not pytest_args and not options.shell:
+            guests = [shard for guest in guests for shard in _shards(guest)]
+        chosen_tests = pytest_args or ["tests/guest", "--durations=5"]
         jobs = [(guest, options.shell or pytest_command(guest, chosen_tests)) for guest in guests]
         return _summarise(_run(jobs, options))
     except Unavailable as error:

@@ -40,6 +40,7 @@ class GuestTopology:
     arch: str = "x86_64"
     devices: tuple[str, ...] = ()
     cmdline: str = ""
+    num_shards: int = 1  # guests that share the topology's tests, where one would take much longer than all others
 
     @property
     def memory_mib(self) -> int:
@@ -73,6 +74,7 @@ _ALL = (
         "4,sockets=2,cores=2",
         (GuestNode(("0-1",)), GuestNode(("2-3",))),
         {(0, 1): 21},
+        num_shards=3,
     ),
     GuestTopology(
         "4n",
