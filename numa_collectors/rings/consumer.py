@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numa_collectors._futex import (
     FUTEX_WAITV_MAX,
     STORE_ORDER_STRONG,
+    full_fence,
     futex_waitv,
     futex_waitv_available,
 )
@@ -52,48 +53,33 @@ from numa_collectors.rings.layout import (
 __all__ = ["Consumer", "Span", "wait_any"]
 
 _SLICE_S = 0.005
+_MAX_SPANS = 4096
 
 
-class _Views:
-    """The arrays of a consumer; emptied when it closes, so that a span left lying about keeps no memory mapped."""
-
-    __slots__ = ("arrays", "metadata")
-
-    def __init__(self, memory: RingMemory) -> None:
-        readonly = memory.data.toreadonly()
-        self.arrays = build_arrays(memory.schema, memory.capacity, readonly)
-        self.metadata = build_metadata(memory.capacity, readonly)
-
-    def drop(self) -> None:
-        self.arrays = {}
-        self.metadata = np.empty((0, META_WORDS), np.int64)
-
-
-class Span(Mapping[str, Array]):
+class Span(dict[str, Array]):
     """A contiguous run of committed slots: field name -> read-only array ``(num_slots, *shape)`` into the ring's
     memory.
 
     Valid until the slots are released; copy what must live longer.  The metadata are int64 arrays ``(num_slots,)``.
+    A consumer makes each of its spans once and gives it out again; when it closes it empties them, so that a span
+    left lying about keeps no memory mapped.
     """
 
-    __slots__ = ("_start", "_stop", "_views")
+    __slots__ = ("_metadata", "_start", "_stop")
 
-    def __init__(self, views: _Views, start: int, stop: int) -> None:
-        self._views = views
+    def __init__(self, arrays: Mapping[str, Array], metadata: npt.NDArray[np.int64], start: int, stop: int) -> None:
+        super().__init__({name: array[start:stop] for name, array in arrays.items()})
+        self._metadata = metadata[start:stop]
         self._start = start
         self._stop = stop
 
-    def __getitem__(self, name: str) -> Array:
-        return self._views.arrays[name][self._start : self._stop]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views.arrays)
-
-    def __len__(self) -> int:
-        return len(self._views.arrays)
+    def drop(self) -> None:
+        """Forget the memory."""
+        self.clear()
+        self._metadata = np.empty((0, META_WORDS), np.int64)
 
     def __repr__(self) -> str:
-        return f"Span(num_slots={self.num_slots}, fields={list(self._views.arrays)})"
+        return f"Span(num_slots={self.num_slots}, fields={list(self)})"
 
     @property
     def num_slots(self) -> int:
@@ -108,22 +94,22 @@ class Span(Mapping[str, Array]):
     @property
     def versions(self) -> npt.NDArray[np.int64]:
         """Weight version that acted, per slot."""
-        return self._views.metadata[self._start : self._stop, M_VERSION]
+        return self._metadata[:, M_VERSION]
 
     @property
     def steps(self) -> npt.NDArray[np.int64]:
         """The collector's step, per slot."""
-        return self._views.metadata[self._start : self._stop, M_STEP]
+        return self._metadata[:, M_STEP]
 
     @property
     def generations(self) -> npt.NDArray[np.int64]:
         """Generation of the producer that wrote the slot."""
-        return self._views.metadata[self._start : self._stop, M_GENERATION]
+        return self._metadata[:, M_GENERATION]
 
     @property
     def timestamps_ns(self) -> npt.NDArray[np.int64]:
         """When the slot was committed: CLOCK_MONOTONIC in nanoseconds, one clock for all processes of a host."""
-        return self._views.metadata[self._start : self._stop, M_TIMESTAMP]
+        return self._metadata[:, M_TIMESTAMP]
 
 
 class Consumer(Endpoint):
@@ -143,12 +129,16 @@ class Consumer(Endpoint):
         self._capacity = memory.capacity
         self._released: int = self._words[W_RELEASED]
         self._committed: int = self._words[W_COMMITTED]
-        self._views = _Views(memory)
+        self._start = self._released % self._capacity
+        readonly = memory.data.toreadonly()
+        self._arrays = build_arrays(memory.schema, memory.capacity, readonly)
+        self._metadata = build_metadata(memory.capacity, readonly)
+        self._spans: dict[int, Span] = {}
 
     def _after_fork(self) -> None:
         super()._after_fork()
         self._committed = self._released
-        self._views.drop()
+        self._drop_spans()
 
     @property
     def memory(self) -> RingMemory:
@@ -172,24 +162,38 @@ class Consumer(Endpoint):
         the same slots.  A closed or lost producer's slots are still delivered; then this stays None and
         :attr:`closed` is True.
         """
-        if max_slots is not None and max_slots < 1:
-            raise ValueError(f"max_slots must be at least 1, got {max_slots}")
-        released = self._released
-        available = self._committed - released
+        available = self._committed - self._released
         if max_slots is None or available < max_slots:
             self._committed = self._words[W_COMMITTED]
             if not STORE_ORDER_STRONG:
-                # Data must be read after the cursor that covers it.
-                with self._fence:
-                    pass
-            available = self._committed - released
+                # Data must be read after the cursor that covers them.
+                self._begin_fence()
+                self._end_fence()
+            available = self._committed - self._released
             if available == 0:
                 return None
-        start = released % self._capacity
-        available = min(available, self._capacity - start)
-        if max_slots is not None and max_slots < available:
+        start = self._start
+        if available > self._capacity - start:
+            available = self._capacity - start
+        if max_slots is not None and available > max_slots:
             available = max_slots
-        return Span(self._views, start, start + available)
+        span = self._spans.get(start << 32 | available)
+        return self._make_span(start, available) if span is None else span
+
+    def _make_span(self, start: int, num_slots: int) -> Span:
+        if num_slots < 1:
+            raise ValueError(f"max_slots must be at least 1, got {num_slots}")
+        if len(self._spans) >= _MAX_SPANS:
+            self._spans.clear()
+        span = self._spans[start << 32 | num_slots] = Span(self._arrays, self._metadata, start, start + num_slots)
+        return span
+
+    def _drop_spans(self) -> None:
+        for span in self._spans.values():
+            span.drop()
+        self._spans.clear()
+        self._arrays = {}
+        self._metadata = np.empty((0, META_WORDS), np.int64)
 
     def release(self, num_slots: int) -> None:
         """Give the oldest ``num_slots`` slots back to the producer; their views must not be read after this."""
@@ -200,14 +204,16 @@ class Consumer(Endpoint):
             )
         if not STORE_ORDER_STRONG:
             # Our reads of the slots must be done before the producer may write there.
-            with self._fence:
-                pass
-        self._released += num_slots
+            self._begin_fence()
+            self._end_fence()
+        released = self._released = self._released + num_slots
+        start = self._start + num_slots
+        self._start = start if start < self._capacity else start % self._capacity
         words = self._words
-        words[W_RELEASED] = self._released
+        words[W_RELEASED] = released
         # Release before asking whether the producer sleeps: a store before a load needs a full fence everywhere.
-        with self._fence:
-            pass
+        self._begin_fence()
+        self._end_fence()
         if words[W_PRODUCER_ASLEEP]:
             self._memory.wake(W_PRODUCER_ASLEEP)
 
@@ -235,8 +241,7 @@ class Consumer(Endpoint):
         if not self._words[W_STATE] & STOPS_CONSUMER:
             return False
         # The last slots were committed before the end was said; look for them only after having seen it.
-        with self._fence:
-            pass
+        full_fence()
         return bool(self._words[W_COMMITTED] == self._released)
 
     @property
@@ -255,10 +260,9 @@ class Consumer(Endpoint):
             return
         self._data[B_CONSUMER_CLOSED] = 1
         self._let_go()
-        with self._fence:
-            pass
+        full_fence()
         self._memory.wake(W_PRODUCER_ASLEEP)
-        self._views.drop()
+        self._drop_spans()
         self._data.release()
 
     def __enter__(self) -> Consumer:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from numa_collectors._futex import futex_wait, futex_wake, make_fence
+from numa_collectors._futex import full_fence, futex_wait, futex_wake, make_fence
 from numa_collectors._identity import guard_fork, is_running, process_start_time
 from numa_collectors.errors import NumaCollectorsError
 from numa_collectors.rings.schema import Schema
@@ -137,7 +137,7 @@ class Endpoint:
     def __init__(self, memory: RingMemory, generation: int) -> None:
         self._memory = memory
         self._words: Any = memory.words
-        self._fence = make_fence()
+        self._begin_fence, self._end_fence = make_fence()
         self._open = True
         self._acquire_claim(generation)
         guard_fork(self)
@@ -207,7 +207,6 @@ def sleep_on(
     check that nobody has cleared the word.  A peer publishes, fences, and then looks at the word: one of the two sees
     the other.
     """
-    fence = make_fence()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         remaining_s = MAX_SLEEP_S if deadline is None else min(deadline - time.monotonic(), MAX_SLEEP_S)
@@ -215,8 +214,7 @@ def sleep_on(
             return ready()
         try:
             arm(ASLEEP)
-            with fence:
-                pass
+            full_fence()
             if ready():
                 return True
             block(remaining_s)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from time import monotonic_ns
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from numa_collectors._futex import STORE_ORDER_STRONG
+from numa_collectors._futex import STORE_ORDER_STRONG, full_fence
 from numa_collectors.errors import PeerLostError, RingClosedError, SchemaMismatchError
 from numa_collectors.rings.endpoint import C_GENERATION, C_PID, Endpoint, RingMemory
 from numa_collectors.rings.layout import (
@@ -38,6 +39,26 @@ from numa_collectors.rings.layout import (
 __all__ = ["Producer"]
 
 _META_BASE = HEADER_BYTES // 8
+
+
+class _Slot:
+    """The views of one slot: its fields, and its metadata record as words."""
+
+    __slots__ = ("arrays", "record", "views")
+
+    def __init__(self, arrays: Mapping[str, Array], metadata: memoryview, index: int) -> None:
+        self.views: dict[str, Array] = {name: array[index, ...] for name, array in arrays.items()}
+        self.arrays = list(self.views.values())
+        self.record = metadata[index * META_WORDS : (index + 1) * META_WORDS]
+
+    def drop(self) -> None:
+        self.views.clear()
+        self.arrays.clear()
+        self.record.release()
+
+
+def _pick_one(name: str) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda values: (values[name],)
 
 
 class Producer(Endpoint):
@@ -72,10 +93,12 @@ class Producer(Endpoint):
         self._committed: int = self._words[W_COMMITTED]
         self._released: int = self._words[W_RELEASED]
         self._index = self._committed % self._capacity
-        self._reserved = False
+        self._current: _Slot | None = None
         self._arrays = build_arrays(memory.schema, memory.capacity, memory.data)
-        self._slots: list[dict[str, Array] | None] = [None] * memory.capacity
-        self._fields = tuple((field.name, np.dtype(field.dtype), field.shape) for field in memory.schema.fields)
+        self._slots: list[_Slot | None] = [None] * memory.capacity
+        names = memory.schema.names
+        self._pick: Callable[[Any], tuple[Any, ...]] = itemgetter(*names) if len(names) > 1 else _pick_one(names[0])
+        self._checked: tuple[Any, ...] = (None,) * len(names)
 
     @property
     def committed(self) -> int:
@@ -101,12 +124,13 @@ class Producer(Endpoint):
             # No fence: the writes into the slot depend on this branch, and no CPU stores before a branch is decided.
             if self._committed - self._released >= self._limit:
                 return None
-        self._reserved = True
-        slot = self._slots[self._index]
-        return self._make_slot() if slot is None else slot
+        slot = self._slots[self._index] or self._make_slot()
+        self._current = slot
+        return slot.views
 
-    def _make_slot(self) -> dict[str, Array]:
-        slot = {name: array[self._index, ...] for name, array in self._arrays.items()}
+    def _make_slot(self) -> _Slot:
+        slot = _Slot(self._arrays, self._words[_META_BASE:], self._index)
+        slot.record[M_GENERATION] = self._generation
         self._slots[self._index] = slot
         return slot
 
@@ -124,25 +148,26 @@ class Producer(Endpoint):
 
     def commit(self, *, version: int = 0, step: int = 0) -> None:
         """Publish the reserved slot with the weight ``version`` that acted and the collector's ``step``."""
-        if not self._reserved:
+        slot = self._current
+        if slot is None:
             raise RuntimeError(f"ring {self._memory.name!r}: commit() without a slot from try_reserve() or reserve()")
-        words = self._words
-        record = _META_BASE + self._index * META_WORDS
-        words[record + M_VERSION] = version
-        words[record + M_STEP] = step
-        words[record + M_GENERATION] = self._generation
-        words[record + M_TIMESTAMP] = time.monotonic_ns()
+        record = slot.record
+        record[M_VERSION] = version
+        record[M_STEP] = step
+        record[M_TIMESTAMP] = monotonic_ns()
         if not STORE_ORDER_STRONG:
-            with self._fence:
-                pass
-        self._reserved = False
-        self._committed += 1
-        self._index = self._committed % self._capacity
-        words[W_COMMITTED] = self._committed
+            self._begin_fence()
+            self._end_fence()
+        self._current = None
+        committed = self._committed = self._committed + 1
+        index = self._index + 1
+        self._index = index if index < self._capacity else 0
+        words = self._words
+        words[W_COMMITTED] = committed
         # Publish before asking whether anybody sleeps: a store before a load, which x86-64 too reorders without a
         # fence.
-        with self._fence:
-            pass
+        self._begin_fence()
+        self._end_fence()
         if words[W_CONSUMER_ASLEEP]:
             self._memory.wake(W_CONSUMER_ASLEEP)
 
@@ -155,21 +180,23 @@ class Producer(Endpoint):
         missing or unknown field, another shape, or a dtype that does not cast safely or within its kind raises
         SchemaMismatchError and commits nothing.
         """
-        slot = self.try_reserve()
-        if slot is None:
-            slot = self.reserve(timeout_s)
-            if slot is None:
-                return False
-        if len(values) != len(slot):
+        if self.try_reserve() is None and self.reserve(timeout_s) is None:
+            return False
+        slot = self._current
+        if slot is None or len(values) != len(slot.arrays):
             self._refuse(values)
-        for name, dtype, shape in self._fields:
-            try:
-                value = values[name]
-            except KeyError:
-                self._refuse(values)
-            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-                value = self._convert(name, value, dtype, shape)
-            slot[name][...] = value
+        try:
+            arrays = self._pick(values)
+        except KeyError:
+            self._refuse(values)
+        changed = False
+        for view, value, checked in zip(slot.arrays, arrays, self._checked):  # noqa: B905 - strict costs a tenth of it all
+            if value is not checked:  # an array object that was pushed last time was checked then
+                value = self._check(view, value)
+                changed = True
+            view[...] = value
+        if changed:
+            self._checked = tuple(value if type(value) is np.ndarray else None for value in arrays)
         self.commit(version=version, step=step)
         return True
 
@@ -181,11 +208,13 @@ class Producer(Endpoint):
             f"unknown {unknown}"
         )
 
-    def _convert(self, name: str, value: npt.ArrayLike, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
+    def _check(self, view: Array, value: npt.ArrayLike) -> Array:
         array = np.asarray(value)
-        if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        if array.shape != view.shape or not np.can_cast(array.dtype, view.dtype, "same_kind"):
+            slot = self._current
+            name = next((name for name, array in slot.views.items() if array is view), "?") if slot else "?"
             raise SchemaMismatchError(
-                f"ring {self._memory.name!r}, field {name!r}: expected {dtype}{list(shape)}, got {array.dtype}"
+                f"ring {self._memory.name!r}, field {name!r}: expected {view.dtype}{list(view.shape)}, got {array.dtype}"
                 f"{list(array.shape)}; convert it before push()"
             )
         return array
@@ -203,12 +232,13 @@ class Producer(Endpoint):
             return
         self._data[B_PRODUCER_CLOSED] = 1
         self._let_go()
-        with self._fence:
-            pass
+        full_fence()
         self._memory.wake(W_CONSUMER_ASLEEP)
         for slot in self._slots:
             if slot is not None:
-                slot.clear()
+                slot.drop()
+        self._current = None
+        self._checked = ()
         self._arrays = {}
         self._data.release()
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from types import TracebackType
 
-from numa_collectors._futex import make_fence, require_fence
+from numa_collectors._futex import full_fence, require_fence
 from numa_collectors.rings.consumer import Consumer
 from numa_collectors.rings.endpoint import Doorbell, RingMemory
 from numa_collectors.rings.layout import (
@@ -177,8 +177,7 @@ class TransitionRing:
         memory = self._memory
         memory.data[state_byte] = 1
         # Rare and possibly after a death: wake both sides whatever their words say.
-        with make_fence():
-            pass
+        full_fence()
         memory.wake(W_CONSUMER_ASLEEP)
         memory.wake(W_PRODUCER_ASLEEP)
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from numa_collectors._futex import STORE_ORDER_STRONG, make_fence
+from numa_collectors._futex import STORE_ORDER_STRONG, full_fence
 from numa_collectors._identity import guard_fork
 from numa_collectors.errors import NumaCollectorsError, SchemaMismatchError
 from numa_collectors.snapshots.memory import (
@@ -51,7 +51,6 @@ class SnapshotPublisher:
         memory.claim()
         self._memory = memory
         self._words: Any = memory.words
-        self._fence = make_fence()
         self._open = True
         self._flat = [
             np.frombuffer(memory.data, np.uint8, memory.spec.nbytes, slot_offset(memory.spec, slot))
@@ -139,12 +138,10 @@ class SnapshotPublisher:
         counter = counter_word(slot)
         words[counter] = 2 * version + 1
         if not STORE_ORDER_STRONG:
-            with self._fence:
-                pass
+            full_fence()
         copy(slot)
         if not STORE_ORDER_STRONG:
-            with self._fence:
-                pass
+            full_fence()
         words[counter] = 2 * version + 2
         words[W_LATEST] = version << SLOT_BITS | slot
 

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
-from numa_collectors._futex import STORE_ORDER_STRONG, make_fence
+from numa_collectors._futex import STORE_ORDER_STRONG, full_fence
 from numa_collectors.errors import NumaCollectorsError
 from numa_collectors.snapshots.memory import (
     NUM_SLOTS,
@@ -42,7 +42,6 @@ class SnapshotReader:
     def __init__(self, memory: SnapshotMemory) -> None:
         self._memory = memory
         self._words = memory.words
-        self._fence = make_fence()
         self._open = True
         self._seen: int = -1 << SLOT_BITS
         readonly = memory.data.toreadonly()
@@ -104,12 +103,10 @@ class SnapshotReader:
         """Copy a slot; True when nobody began to write it meanwhile."""
         if not STORE_ORDER_STRONG:
             # The data must be read after the counter that covers them, and the counter read again after the data.
-            with self._fence:
-                pass
+            full_fence()
         self._spare[0][...] = self._slots[slot]
         if not STORE_ORDER_STRONG:
-            with self._fence:
-                pass
+            full_fence()
         return bool(self._words[counter] == expected)
 
     def close(self) -> None:

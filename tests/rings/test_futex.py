@@ -87,8 +87,7 @@ def test_a_bad_address_is_an_error_and_not_a_wait() -> None:
 def test_membarrier_is_a_fence_that_can_be_had() -> None:
     if not _futex._membarrier_available():
         pytest.skip("the kernel has no membarrier, or a sandbox forbids it")
-    with _futex._Membarrier():
-        pass
+    _futex._membarrier()
 
 
 def test_a_machine_without_any_fence_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,11 @@ class RingMachine(RuleBasedStateMachine):
             self.generations.append(self.generation)
             self.reserved = False
 
+    @rule()
+    def fill(self) -> None:
+        while self.in_use < self.limit:
+            self.push()
+
     @rule(write=st.booleans())
     def reserve(self, write: bool) -> None:
         slot = self.producer.try_reserve()
@@ -110,4 +115,4 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRingMachine = RingMachine.TestCase
-TestRingMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRingMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

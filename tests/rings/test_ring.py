@@ -23,12 +23,13 @@ from numa_collectors.rings.layout import W_CONSUMER_ASLEEP, W_PRODUCER_ASLEEP
 
 SMALL = Schema([Field("x", "int64")])
 SOON_S = 20.0
+LATE_S = 3 * SOON_S  # a wait that only its time limit ended must not look like one that was woken
 
 
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sleep until woken: the look after a quarter of a second would hide a lost wake-up."""
-    monkeypatch.setattr(endpoint_module, "MAX_SLEEP_S", 3 * SOON_S)
+    monkeypatch.setattr(endpoint_module, "MAX_SLEEP_S", LATE_S)
 
 
 def put(producer: Producer, value: int) -> bool:
@@ -163,6 +164,24 @@ def test_casts_within_a_kind_are_done_and_others_refused() -> None:
             producer.push({"x": np.zeros(2, np.complex128)})
 
 
+def test_a_container_that_was_pushed_before_is_looked_at_again() -> None:
+    schema = Schema([Field("x", "float32", (2,)), Field("y", "float32", (2,))])
+    with TransitionRing.create(schema, capacity=4) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        growing, steady = [1.0, 2.0], np.zeros(2, np.float32)
+        assert producer.push({"x": growing, "y": steady})
+        growing.pop()
+        with pytest.raises(NumaCollectorsError, match=r"'x': expected float32\[2\], got float64\[1\]"):
+            producer.push({"x": growing, "y": steady})
+        with pytest.raises(NumaCollectorsError, match=r"'y': expected float32\[2\], got float64\[1\]"):
+            producer.push({"x": steady, "y": growing})
+        steady[...] = 5
+        assert producer.push({"x": steady, "y": steady})
+        span = consumer.peek()
+        assert span is not None
+        assert span["y"].tolist() == [[0.0, 0.0], [5.0, 5.0]]
+
+
 def test_metadata_travel_with_the_slot() -> None:
     with TransitionRing.create(SMALL, capacity=2) as ring:
         producer, consumer = ring.producer(generation=5), ring.consumer()
@@ -198,6 +217,7 @@ def test_closing_twice_and_with_views_in_hand() -> None:
     assert ring.region.closed
     assert len(span) == 0
     assert len(slot) == 0
+    assert span.versions.size == 0
     with pytest.raises(NumaCollectorsError, match="closed"):
         producer.try_reserve()
     with pytest.raises(NumaCollectorsError, match="closed"):
@@ -209,11 +229,34 @@ def test_a_sleeping_consumer_is_woken_by_the_parent(end: str) -> None:
     with TransitionRing.create(SMALL, capacity=2) as ring:
         ring.producer()
         consumer = ring.consumer()
-        thread, outcome = in_thread(lambda: consumer.wait(SOON_S), asleep(ring, W_CONSUMER_ASLEEP))
+        thread, outcome = in_thread(lambda: consumer.wait(LATE_S), asleep(ring, W_CONSUMER_ASLEEP))
         ring.shut() if end == "shut" else ring.set_producer_lost()
         thread.join(SOON_S)
         assert isinstance(outcome[0], RingClosedError if end == "shut" else PeerLostError)
         assert consumer.peer_lost == (end == "lost")
+
+
+def test_a_commit_wakes_a_sleeping_consumer() -> None:
+    with TransitionRing.create(SMALL, capacity=2) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        thread, outcome = in_thread(lambda: consumer.wait(LATE_S), asleep(ring, W_CONSUMER_ASLEEP))
+        put(producer, 1)
+        thread.join(SOON_S)
+        assert outcome == [True]
+
+
+def test_a_release_wakes_a_sleeping_producer() -> None:
+    with TransitionRing.create(SMALL, capacity=1) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        put(producer, 1)
+        consumer.peek()
+        thread, outcome = in_thread(
+            lambda: put(producer, 2) or producer.reserve(LATE_S), asleep(ring, W_PRODUCER_ASLEEP)
+        )
+        consumer.release(1)
+        thread.join(SOON_S)
+        assert outcome
+        assert outcome[0] is not None
 
 
 @pytest.mark.parametrize("end", ["shut", "lost"])
@@ -222,7 +265,7 @@ def test_a_sleeping_producer_is_woken_by_the_parent(end: str) -> None:
         producer = ring.producer()
         ring.consumer()
         put(producer, 1)
-        thread, outcome = in_thread(lambda: producer.reserve(SOON_S), asleep(ring, W_PRODUCER_ASLEEP))
+        thread, outcome = in_thread(lambda: producer.reserve(LATE_S), asleep(ring, W_PRODUCER_ASLEEP))
         ring.shut() if end == "shut" else ring.set_consumer_lost()
         thread.join(SOON_S)
         assert isinstance(outcome[0], RingClosedError if end == "shut" else PeerLostError)
@@ -262,7 +305,7 @@ def test_wait_any_sleeps_until_one_is_ready(monkeypatch: pytest.MonkeyPatch, way
     producers, consumers = [ring.producer() for ring in rings], [ring.consumer() for ring in rings]
     assert not wait_any(consumers, 0)
     assert not wait_any(consumers, 0.01)
-    thread, outcome = in_thread(lambda: wait_any(consumers, SOON_S), asleep(rings[ready], W_CONSUMER_ASLEEP))
+    thread, outcome = in_thread(lambda: wait_any(consumers, LATE_S), asleep(rings[ready], W_CONSUMER_ASLEEP))
     put(producers[ready], 1)
     thread.join(SOON_S)
     assert outcome == [True]
@@ -274,7 +317,7 @@ def test_wait_any_sleeps_until_one_is_ready(monkeypatch: pytest.MonkeyPatch, way
 
 def test_wait_any_takes_a_closed_ring_for_ready() -> None:
     rings, producers, consumers = many(2)
-    thread, outcome = in_thread(lambda: wait_any(consumers, SOON_S), asleep(rings[1], W_CONSUMER_ASLEEP))
+    thread, outcome = in_thread(lambda: wait_any(consumers, LATE_S), asleep(rings[1], W_CONSUMER_ASLEEP))
     producers[1].close()
     thread.join(SOON_S)
     assert outcome == [True]
