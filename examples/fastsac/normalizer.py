@@ -44,11 +44,13 @@ class RunningNormalizer(nn.Module):
         num_rows = rows.shape[0]
         if num_rows == 0:
             return
-        total = self.count + num_rows
+        # Integer tensors divide in float32.
+        before = self.count.double()
+        total = before + num_rows
         batch_mean = rows.mean(0)
         delta = batch_mean - self.mean64
-        self.sum_of_squares64 += (rows - batch_mean).square().sum(0) + delta.square() * (self.count * num_rows / total)
+        self.sum_of_squares64 += (rows - batch_mean).square().sum(0) + delta.square() * (before * num_rows / total)
         self.mean64 += delta * (num_rows / total)
-        self.count.copy_(total)
+        self.count += num_rows
         self.mean.copy_(self.mean64)
         self.std.copy_((self.sum_of_squares64 / total).sqrt())

@@ -111,6 +111,7 @@ def test_actor_update_leaves_the_critics_alone(spec: EnvSpec, config: FastSACCon
     critic = copy.deepcopy(agent.critic)
     agent._update_actor(torch.randn(8, 3, generator=rng))
     assert _same(critic, agent.critic)
+    assert all(parameter.grad is None for parameter in agent.critic.parameters())
     assert all(parameter.requires_grad for parameter in agent.critic.parameters())
 
 

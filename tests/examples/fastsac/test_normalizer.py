@@ -26,6 +26,16 @@ def test_merged_batches_equal_numpy_on_the_concatenation(sizes: list[int], rng: 
     np.testing.assert_allclose(normalizer(data).numpy(), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_the_size_of_the_batches_does_not_matter(rng: torch.Generator) -> None:
+    data = torch.randn(60, 3, generator=rng) * 7.3 + 1234.5
+    whole, singly = RunningNormalizer(3), RunningNormalizer(3)
+    whole.merge(data)
+    for row in data:
+        singly.merge(row)
+    torch.testing.assert_close(singly.mean64, whole.mean64, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(singly.sum_of_squares64, whole.sum_of_squares64, rtol=1e-12, atol=0.0)
+
+
 def test_leading_axes_do_not_matter(rng: torch.Generator) -> None:
     data = torch.randn(5, 6, 3, generator=rng)
     flat, shaped = RunningNormalizer(3), RunningNormalizer(3)

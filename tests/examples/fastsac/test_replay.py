@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -109,12 +110,13 @@ def _check_against_naive(sample: Batch, batches: list[dict[str, Tensor]], n_step
     return ranks
 
 
-def test_n_step_stops_where_a_restarted_collector_begins_anew(rng: torch.Generator) -> None:
+@pytest.mark.parametrize("cuts", [(0, 6, 9, 13), (0, 4, 9, 13), (0, 13)])
+def test_n_step_stops_where_a_restarted_collector_begins_anew(cuts: tuple[int, ...], rng: torch.Generator) -> None:
     """No flag marks a restart or a discarded slot: the next slot starts from elsewhere."""
     memory = ReplayMemory([2], capacity=1000, obs_dim=3, action_dim=2)
     generations = [transitions(count, 2, generator=rng, done_share=0.0) for count in (6, 7)]
     whole = tag({name: torch.cat([g[name] for g in generations]) for name in generations[0]}, 0.0)
-    for start, stop in ((0, 6), (6, 9), (9, 13)):
+    for start, stop in itertools.pairwise(cuts):
         memory.extend(0, {name: tensor[start:stop] for name, tensor in whole.items()})
     sample = memory.sample(300, n_step=4, gamma=0.9, generator=rng)
     _check_against_naive(sample, [whole], 4)
@@ -128,10 +130,13 @@ def test_n_step_does_not_run_from_the_newest_slot_into_the_oldest(rng: torch.Gen
     batch = tag(transitions(8, 1, generator=rng, done_share=0.0), 0.0)
     # The oldest slot that is kept starts exactly where the newest ends.
     batch["next_obs"][7] = batch["obs"][3]
-    memory.extend(0, batch)
+    for slot in range(8):
+        memory.extend(0, {name: tensor[slot : slot + 1] for name, tensor in batch.items()})
     sample = memory.sample(300, n_step=3, gamma=0.9, generator=rng)
     _check_against_naive(sample, [batch], 3)
     assert (sample.discount[sample.action[:, 0] == 7] == 0.9).all()
+    # Slot 4 lies in the last row and goes on in the first.
+    assert sample.discount[sample.action[:, 0] == 4][0].item() == pytest.approx(0.9**3)
 
 
 def test_truncation_bootstraps_and_termination_does_not(rng: torch.Generator) -> None:
