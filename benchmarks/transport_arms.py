@@ -94,6 +94,7 @@ class RingArm(Arm):
     def open_consumer(self) -> None:
         self.consumer = self.ring.consumer()
         self.target = self.copies()
+        self.targets = [[(name, array[:count]) for name, array in self.target.items()] for count in range(CAPACITY + 1)]
 
     def produce(self, num_slots: int) -> None:
         push, source = self.producer.push, self.source
@@ -101,15 +102,15 @@ class RingArm(Arm):
             push(source, timeout_s=TIMEOUT_S)
 
     def consume(self, num_slots: int) -> None:
-        consumer, target, max_slots = self.consumer, list(self.target.items()), self.max_slots
+        consumer, targets, max_slots = self.consumer, self.targets, self.max_slots
         while num_slots:
             span = consumer.peek(max_slots)
             if span is None:
                 consumer.wait(TIMEOUT_S)
                 continue
             count = span.num_slots
-            for name, array in target:
-                array[:count] = span[name]
+            for name, array in targets[count]:
+                array[...] = span[name]
             consumer.release(count)
             num_slots -= count
 
