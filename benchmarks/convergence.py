@@ -11,6 +11,7 @@ Each run is a process of its own.  ``pendulum-ms`` is motrix's agent on a motrix
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import resource
@@ -60,23 +61,21 @@ MODES = {
 
 def run_motrix(mode: Mode, seed: int, directory: Path) -> dict[str, Any]:
     """Run the recipe of motrix's pendulum through their command's own composition, and evaluate its model file."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.plugins import Plugins
+    from hydra import compose, initialize_config_module
     from motrix_fastsac import plugin
     from motrix_rl import runner
     from motrix_rl.cli import to_typed_config
-    from motrix_rl.commands.searchpath import ProjectConfigSearchPath
     from motrix_rl.config import TrainConfig
     from motrix_rl.plugins import load_plugins
 
     load_plugins()
-    Plugins.instance().register(ProjectConfigSearchPath)
     options = "algo.trainer.async_options."
     overrides = [f"task={MOTRIX}/numa.fastsac", f"seed={seed}", f"algo.asynchronous={str(not mode.inline).lower()}"]
     overrides += [f"{options}num_collectors={mode.num_collectors}"]
     overrides += [f"{options}utd_mode=learner_bound"] if mode.learner_bound else []
-    with initialize_config_dir(str(ROOT / "examples" / "motrix_fastsac" / "configs"), version_base=None):
-        composed = compose("_benchmark", overrides=overrides)
+    overrides += [f"hydra.searchpath=[file://{ROOT / 'examples' / 'motrix_fastsac' / 'configs'}]"]
+    with initialize_config_module("motrix_rl.configs", version_base=None):
+        composed = compose("train", overrides=overrides)
     config = to_typed_config(composed, TrainConfig)
     if mode.bounded:
         os.environ["NUMA_COLLECTORS_UTD_MIN"] = str(config.algo.agent.num_updates / config.num_envs)
@@ -211,9 +210,16 @@ def run_missing(cases: Sequence[str], modes: Sequence[str]) -> int:
 
 
 def keep(result: dict[str, Any]) -> None:
-    results = read_results()
-    results[f"{result['case']}/{result['mode']}/{result['seed']}"] = result
+    """Add a result to the file; runs that end at the same time take turns."""
     RESULTS.parent.mkdir(exist_ok=True)
+    with (RESULTS.parent / ".convergence.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = read_results()
+        results[f"{result['case']}/{result['mode']}/{result['seed']}"] = result
+        _write(results)
+
+
+def _write(results: dict[str, dict[str, Any]]) -> None:
     RESULTS.write_text("{\n" + ",\n".join(f'"{k}": {json.dumps(v)}' for k, v in sorted(results.items())) + "\n}\n")
 
 

@@ -25,8 +25,8 @@ class EnvShape:
     obs_dim: int
     critic_obs_dim: int
     action_dim: int
-    scale: torch.Tensor
-    bias: torch.Tensor
+    scale: np.ndarray
+    bias: np.ndarray
     final_obs: bool
 
     @classmethod
@@ -35,30 +35,27 @@ class EnvShape:
         env = build_env(spec, 1, torch.device("cpu"))
         spaces = (env.env.policy_observation_space, env.env.value_observation_space, env.env.action_space)
         obs_dim, critic_obs_dim, action_dim = (int(space.shape[-1]) for space in spaces)
-        scale, bias = (env.action_high - env.action_low) / 2.0, (env.action_high + env.action_low) / 2.0
-        if not bool(scale.isfinite().all()):
+        low, high = env.action_low.numpy(), env.action_high.numpy()
+        if not np.isfinite(high - low).all():
             raise ValueError(f"expected finite bounds of actions, got {env.env.action_space}")
         final_obs = env.max_episode_steps is not None
         env.close()
-        return cls(obs_dim, critic_obs_dim, action_dim, scale, bias, final_obs)
+        return cls(obs_dim, critic_obs_dim, action_dim, (high - low) / 2.0, (high + low) / 2.0, final_obs)
 
     @property
     def schema(self) -> Schema:
         """One transition of one environment; ``begins`` marks the first slot of a collector that was started anew."""
-        sizes = {
-            "obs": (self.obs_dim,),
-            "critic_obs": (self.critic_obs_dim,),
-            "action": (self.action_dim,),
-            "reward": (),
-        }
-        finals = {"final_obs": (self.obs_dim,), "final_critic_obs": (self.critic_obs_dim,)} if self.final_obs else {}
+        sizes = {"obs": (self.obs_dim,), "critic_obs": (self.critic_obs_dim,), "action": (self.action_dim,)}
+        finals = {f"final_{name}": sizes[name] for name in ("obs", "critic_obs")} if self.final_obs else {}
         flags = ("terminated", "truncated", "begins", *(("final",) if self.final_obs else ()))
-        return Schema([Field(n, "float32", s) for n, s in (sizes | finals).items()] + [Field(n, "bool") for n in flags])
+        floats = [Field(name, "float32", size) for name, size in ({"reward": ()} | sizes | finals).items()]
+        return Schema([*floats, *(Field(name, "bool") for name in flags)])
 
     def policy(self, cfg: FastSacAgentCfg, device: torch.device) -> tuple[Actor, nn.Module]:
         """Return an actor and the observation normaliser before it, for acting only."""
         sizes = (self.obs_dim, self.action_dim, cfg.actor_hidden_dim, cfg.log_std_max, cfg.log_std_min)
-        actor = Actor(*sizes, cfg.use_tanh, cfg.use_layer_norm, self.scale, self.bias, device)
+        scale, bias = torch.from_numpy(self.scale), torch.from_numpy(self.bias)
+        actor = Actor(*sizes, cfg.use_tanh, cfg.use_layer_norm, scale, bias, device)
         normalizer = EmpiricalNormalization(self.obs_dim, device) if cfg.obs_normalization else nn.Identity()
         return actor.requires_grad_(False), normalizer.eval()
 
@@ -119,7 +116,7 @@ class MotrixCollector(Collector):
     def _act(self) -> torch.Tensor:
         if self._ctx.start_slot + self._num_slots < self._ctx.learning_starts_slots:
             uniform = torch.empty(self._ctx.num_envs, self._shape.action_dim).uniform_(-1.0, 1.0)
-            return uniform * self._shape.scale + self._shape.bias
+            return uniform * torch.from_numpy(self._shape.scale) + torch.from_numpy(self._shape.bias)
         dtype = torch.bfloat16 if self._options.collector_amp_dtype == "bf16" else torch.float16
         amp = bool(self._options.collector_amp) and self._device.type == "cuda"
         with torch.no_grad(), torch.autocast(self._device.type, dtype, enabled=amp):

@@ -83,8 +83,9 @@ class MotrixLearner:
         self._num_envs, self._run_dir, self._save_interval = sum(ctx.num_envs), run_dir, save_interval
         # The agent's own buffer is replaced: it is made as small as can be.
         small = replace(cfg, agent=replace(cfg.agent, buffer_size=1))
-        dims, scale, bias = (shape.obs_dim, shape.critic_obs_dim, shape.action_dim), shape.scale, shape.bias
-        self.agent = build_agent(small, dims, self._num_envs, device, scale.to(device), bias.to(device))
+        dims = (shape.obs_dim, shape.critic_obs_dim, shape.action_dim)
+        scale, bias = (torch.from_numpy(value).to(device) for value in (shape.scale, shape.bias))
+        self.agent = build_agent(small, dims, self._num_envs, device, scale, bias)
         self.agent.rb = self.replay = ShardedReplay(ctx.num_envs, cfg.agent, shape, device)
         self.agent.set_train_mode()
         self._env_steps = self._saved = 0
@@ -130,8 +131,6 @@ def save_model(state: Mapping[str, Any], path: Path, run_dir: Path, *, best: boo
         file.flush()
         os.fsync(file.fileno())
     path.with_suffix(".tmp").replace(path)
-    checkpoints.record_checkpoint_artifact(
-        run_dir, checkpoints.LATEST_TRAINING_STATE, path, checkpoints.TRAINING_STATE, "pt"
-    )
-    if best:
-        checkpoints.record_checkpoint_artifact(run_dir, checkpoints.BEST_POLICY, path, checkpoints.POLICY, "pt")
+    kinds = {checkpoints.LATEST_TRAINING_STATE: checkpoints.TRAINING_STATE}
+    for name, kind in (kinds | ({checkpoints.BEST_POLICY: checkpoints.POLICY} if best else {})).items():
+        checkpoints.record_checkpoint_artifact(run_dir, name, path, kind, "pt")

@@ -25,10 +25,6 @@ from numa_collectors.trainer import FanOutTrainer, RunFailedError
 from .collector import EnvShape, MotrixCollector, policy_tensors
 from .learner import MotrixLearner, save_model
 
-_SAME_NAME = (
-    *("num_collectors", "cpus_per_collector", "ring_capacity", "utd_mode", "weight_publish_interval"),
-    *("weight_poll_interval", "max_ingest_per_iter", "collector_inference_device"),
-)
 _RATES = ("wait/space_pct", "perf/env_steps_per_s", "perf/updates_per_s")
 
 
@@ -40,11 +36,9 @@ def run_config(context: TrainerContext[FastSacCfg], env: Mapping[str, str] | Non
     cfg, options = context.rl_cfg, context.rl_cfg.trainer.async_options
     for name, only in (("num_learners", 1), ("learner_cpu_cores", None), ("collector_cpu_cores", None)):
         if getattr(options, name) != only:
-            raise ConfigError(
-                f"async_options.{name}: expected {only}, got {getattr(options, name)!r}; placement is by cpus_per_collector "
-                "and NUMA_COLLECTORS_NUMA_NODES, and there is one learner a run"
-            )
-    values: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
+            text = "place by cpus_per_collector and NUMA_COLLECTORS_NUMA_NODES; a run has one learner"
+            raise ConfigError(f"async_options.{name}: expected {only}, got {getattr(options, name)!r}; {text}")
+    values: dict[str, Any] = {name: getattr(options, name) for name in RunConfig.model_fields if hasattr(options, name)}
     values |= {
         "num_envs": context.num_envs,
         "total_env_steps": cfg.trainer.num_learning_iterations * context.num_envs,
@@ -53,10 +47,11 @@ def run_config(context: TrainerContext[FastSacCfg], env: Mapping[str, str] | Non
         "learner_device": cfg.device or "cuda",
         "seed": secrets.randbits(31) if context.seed is None else context.seed,
         "inline": not cfg.asynchronous,
-        "run_dir": Path(context.run_dir) / "numa",
-        "tensorboard": False,
-        "log_interval_s": 2.0,
+        **{"run_dir": Path(context.run_dir) / "numa", "tensorboard": False, "log_interval_s": 2.0},
     }
+    if not cfg.asynchronous:
+        # Their synchronous trainer acts with the newest weights.
+        values |= {"weight_publish_interval": 1, "weight_poll_interval": 1}
     return load_config(values, env=env)
 
 

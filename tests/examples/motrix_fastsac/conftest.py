@@ -47,7 +47,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
             env=variables,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=500,
             check=False,
         )
         output = done.stdout + done.stderr

@@ -9,12 +9,13 @@ import pytest
 pytest.importorskip(
     "motrix_fastsac", reason="motrix is not installed here: `make demo-motrix` makes an environment that has it"
 )
+import numpy as np
 import torch
 from motrix_fastsac.collector import EnvShape
 from motrix_fastsac.learner import ShardedReplay
 from motrix_rl_builtin.fastsac.config import FastSacAgentCfg
 
-SHAPE = EnvShape(2, 3, 1, torch.ones(1), torch.zeros(1), True)
+SHAPE = EnvShape(2, 3, 1, np.ones(1, np.float32), np.zeros(1, np.float32), True)
 
 
 def slots(first: int, num_slots: int, num_envs: int, base: float = 0.0, **flags: Any) -> dict[str, torch.Tensor]:

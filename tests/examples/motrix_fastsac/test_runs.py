@@ -14,6 +14,8 @@ import torch
 
 from tests.examples.motrix_fastsac.conftest import Run, Train
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]  # each run imports torch and motrix anew
+
 SMALL = ("num_envs=8", "algo.agent.batch_size=64", "algo.agent.num_updates=2", "algo.agent.learning_starts=10")
 COLLECTORS = "algo.trainer.async_options.num_collectors="
 
