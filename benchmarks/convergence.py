@@ -212,7 +212,7 @@ def run_missing(cases: Sequence[str], modes: Sequence[str]) -> int:
 def keep(result: dict[str, Any]) -> None:
     """Add a result to the file; runs that end at the same time take turns."""
     RESULTS.parent.mkdir(exist_ok=True)
-    with (RESULTS.parent / ".convergence.lock").open("w") as lock:
+    with (Path(tempfile.gettempdir()) / "convergence.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         results = read_results()
         results[f"{result['case']}/{result['mode']}/{result['seed']}"] = result
