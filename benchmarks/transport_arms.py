@@ -39,7 +39,7 @@ TIMEOUT_S = 60.0
 
 
 class Skipped(Exception):
-    """This arm cannot run here; the message says why."""
+    """This arm cannot run here, for the reason given."""
 
 
 class Arm:
@@ -137,7 +137,6 @@ class BareArm(RingArm):
 
     def open_producer(self) -> None:
         super().open_producer()
-        # One slot after the other, so that each side's views are taken once.
         self.slots: list[dict[str, Array]] = []
         for _ in range(CAPACITY):
             slot = self.producer.reserve(0)
@@ -378,8 +377,8 @@ class MotrixArm(Arm):
 
 def _faster_fifo(num_envs: int) -> Arm:
     module = importlib.import_module("faster_fifo")
-    slots_bytes = CAPACITY * num_envs * BYTES_PER_ENV
-    return QueueArm(num_envs, "faster_fifo, pickled", module.Queue(max_size_bytes=max(4 << 20, 2 * slots_bytes)))
+    max_size_bytes = max(4 << 20, 2 * CAPACITY * num_envs * BYTES_PER_ENV)
+    return QueueArm(num_envs, "faster_fifo, pickled", module.Queue(max_size_bytes=max_size_bytes))
 
 
 def _torch_queue(num_envs: int) -> Arm:
