@@ -73,6 +73,12 @@ def _live_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if not thread.daemon}
 
 
+def _left(children: set[int], descriptors: set[int], threads: set[str]) -> tuple[set[int], dict[int, str], set[str]]:
+    """Return what there is now and was not before."""
+    opened = {fd: target for fd, target in _descriptors().items() if fd not in descriptors}
+    return _children() - children, opened, _live_threads() - threads
+
+
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
     if not LINUX:
@@ -83,15 +89,12 @@ def _leaves_nothing_behind() -> Iterator[None]:
     yield
     # A process that was waited for may need a moment until its pipes are collected; the bound is no measurement.
     deadline = time.monotonic() + 2.0
-    while True:
+    children, descriptors, threads = _left(before_children, before_fds, before_threads)
+    while (children or descriptors or threads) and time.monotonic() < deadline:
         multiprocessing.active_children()
         gc.collect()
-        children = _children() - before_children
-        descriptors = {fd: target for fd, target in _descriptors().items() if fd not in before_fds}
-        threads = _live_threads() - before_threads
-        if not (children or descriptors or threads) or time.monotonic() > deadline:
-            break
         threading.Event().wait(0.02)
+        children, descriptors, threads = _left(before_children, before_fds, before_threads)
     assert not children, f"child processes left behind: {sorted(children)}"
     assert not descriptors, f"descriptors left open: {descriptors}"
     assert not threads, f"threads left running: {sorted(threads)}"

@@ -254,7 +254,10 @@ def _placement(job: _Job, attempt: _Attempt, reasons: Sequence[str]) -> Placemen
     def worker(role: str, rank: int, node: int, cpus: tuple[int, ...]) -> WorkerPlacement:
         return WorkerPlacement(role, rank, node, cpus, memory_nodes(job.topology, node), len(cpus))
 
-    learner = WorkerPlacement("learner", 0)
+    # Without CPUs of its own the learner runs anywhere, but with no more threads than CPUs that no collector has: pools
+    # sized by the machine fight the collectors for every core (a small network's update took 18 times as long).
+    spare = len(set(job.topology.allowed).difference(*(cpus for _, cpus in attempt.collectors)))
+    learner = WorkerPlacement("learner", 0, num_threads=max(1, spare))
     if attempt.learner:
         learner = worker("learner", 0, job.learner_node, attempt.learner)
     collectors = tuple(worker("collector", rank, node, cpus) for rank, (node, cpus) in enumerate(attempt.collectors))

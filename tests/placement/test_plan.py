@@ -251,6 +251,7 @@ def test_two_cores_two_collectors() -> None:
     topology = topology_of("half-cores").restricted([0, 1])
     placement = plan(topology, PlacementRequest(2), {})
     assert placement.learner.cpus is None
+    assert placement.learner.num_threads == 1
     assert [worker.cpus for worker in placement.collectors] == [(0,), (1,)]
     assert any("shares all allowed CPUs" in reason for reason in placement.reasons)
     one_left = plan(topology_of("half-cores").restricted([0, 1, 2]), PlacementRequest(2), {})
