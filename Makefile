@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check lab lab-arm bench chaos convergence acceptance demo-motrix docs dist clean help
+.PHONY: demo test check lab lab-arm bench convergence acceptance demo-motrix docs dist clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,22 @@ check: $(VENV)/.installed  ## Static checks
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+lab: $(VENV)/.installed  ## Placement tests on emulated kernels with several NUMA nodes (needs qemu; tests/lab/README.md)
+	$(BIN)/python tests/lab all -j 2
+
+lab-arm: $(VENV)/.installed  ## The same on one aarch64 kernel with two nodes
+	$(BIN)/python tests/lab run 2n-arm
+
+bench: $(VENV)/.installed  ## Ratios of transport and discovery, side by side, with this machine's facts (quiet machine!)
+	$(BIN)/python -m benchmarks.transport
+	$(BIN)/python -m benchmarks.discovery
+
+docs: $(VENV)/.installed  ## Write the generated pages of docs/ again
+	$(BIN)/python docs/build.py
+
+dist: $(VENV)/.installed  ## Build the wheel and the source distribution
+	$(BIN)/python -m build
 
 # motrix pins its dependencies exactly, so it gets an environment of its own.  MuJoCo is for the benchmarks beside it.
 MOTRIX_VENV ?= .venv-motrix
