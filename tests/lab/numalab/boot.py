@@ -55,7 +55,7 @@ class Guest:
 
     @property
     def name(self) -> str:
-        """``2n``, or ``2n-1of3`` for the first of three guests that share the tests."""
+        """``2n``, or ``2n-1of2`` for the first of two guests that share the tests."""
         name = self.topology.name
         return name if self.num_shards == 1 else f"{name}-{self.shard + 1}of{self.num_shards}"
 

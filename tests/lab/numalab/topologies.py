@@ -74,7 +74,7 @@ _ALL = (
         "4,sockets=2,cores=2",
         (GuestNode(("0-1",)), GuestNode(("2-3",))),
         {(0, 1): 21},
-        num_shards=3,
+        num_shards=2,
     ),
     GuestTopology(
         "4n",
