@@ -87,7 +87,7 @@ def test_configurations_are_accepted(page: Path) -> None:
     import yaml
 
     for block in blocks(page):
-        if block.language == "yaml":
+        if block.language == "yaml" and block.file_name is not None:
             load_config(yaml.safe_load(block.text), env={})
 
 
