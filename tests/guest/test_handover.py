@@ -118,6 +118,7 @@ def test_slots_and_weights_pass_between_nodes_whole_and_in_order() -> None:
     affinity = os.sched_getaffinity(0)
     with (
         here,
+        there,
         TransitionRing.create(schema, capacity=CAPACITY, node=1) as ring,
         WeightSnapshot.create(spec, node=1) as snapshot,
         snapshot.publisher() as publisher,
