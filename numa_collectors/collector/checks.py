@@ -49,9 +49,11 @@ class FiniteCheck:
         ctx, row = self._ctx, index[0]
         num_bad = int(np.count_nonzero(~np.isfinite(array)))
         where = f" at index {list(index[1:])}" if len(index) > 1 else ""
-        never = "; the whole field is NaN, as the slot was before the collector ran: it was never written" if (
-            num_bad == array.size and np.isnan(array).all()
-        ) else ""
+        never = (
+            "; the whole field is NaN, as the slot was before the collector ran: it was never written"
+            if (num_bad == array.size and np.isnan(array).all())
+            else ""
+        )
         raise NonFiniteError(
             f"{ctx.describe(row, step, name)}: expected finite values, got {array[index]}{where} ({num_bad} of "
             f"{array.size} values of this field are not finite{never}); the slot was not committed. Mend the "

@@ -33,7 +33,9 @@ class Chain(gymnasium.Env[np.ndarray, int]):
         obs[self._state] = 1.0
         return obs
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._state = int(self.np_random.choice([0, LOOP]))
         return self._obs(), {}
@@ -160,9 +162,7 @@ class Constant:
 
 def slot_of(schema: Schema, num_envs: int) -> dict[str, np.ndarray]:
     """Return a slot outside of any ring, full of rubbish."""
-    return {
-        field.name: np.full((num_envs, *field.shape), 77).astype(field.dtype) for field in schema.fields
-    }
+    return {field.name: np.full((num_envs, *field.shape), 77).astype(field.dtype) for field in schema.fields}
 
 
 class Numbered(Collector):

@@ -27,7 +27,9 @@ from tests.collector.envs import Constant, Counter, Numbered
 def test_uneven_shards_cover_everything_once() -> None:
     assert [shard(7, 3, rank) for rank in range(3)] == [(0, 3), (3, 2), (5, 2)]
     for total, count in ((1, 1), (5, 5), (64, 3), (100, 7)):
-        covered = [env for rank in range(count) for env in range(shard(total, count, rank)[0], sum(shard(total, count, rank)))]
+        covered = [
+            env for rank in range(count) for env in range(shard(total, count, rank)[0], sum(shard(total, count, rank)))
+        ]
         assert covered == list(range(total))
     for total, count, rank in ((2, 3, 0), (4, 2, 2), (4, 2, -1)):
         with pytest.raises(ConfigError, match="expected 0 <= rank < num_collectors <= num_envs"):
@@ -35,7 +37,9 @@ def test_uneven_shards_cover_everything_once() -> None:
 
 
 def test_context_of_a_rank() -> None:
-    ctx = CollectorContext.for_rank(1, num_collectors=3, total_num_envs=7, run_seed=11, cpus=(4, 5), node=1, device="cuda:0")
+    ctx = CollectorContext.for_rank(
+        1, num_collectors=3, total_num_envs=7, run_seed=11, cpus=(4, 5), node=1, device="cuda:0"
+    )
     assert (ctx.env_offset, ctx.num_envs, ctx.total_num_envs, ctx.name) == (3, 2, 7, "collector[1]")
     assert (ctx.cpus, ctx.node, ctx.device, ctx.generation) == ((4, 5), 1, "cuda:0", 0)
     assert ctx.seed != 11 == ctx.run_seed
@@ -111,7 +115,9 @@ def test_function_from_a_prompt_is_refused() -> None:
         "check_picklable(make, 'the collector factory')\n"
     )
     root = str(Path(__file__).resolve().parents[2])
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root, check=False
+    )
     assert result.returncode == 1
     assert "ConfigError: the collector factory cannot be sent to a worker process" in result.stderr
     assert "interactive prompt" in result.stderr

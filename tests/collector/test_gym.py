@@ -192,8 +192,14 @@ def test_episodes_are_counted_once() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("reset", r"collector\[0\], environment 1 \(row 1 of its 2\): the environment raised RuntimeError in reset\(\)"),
-        ("step", r"environment 1 \(row 1 of its 2\): the environment raised RuntimeError in step\(\): cannot step \(step 2\)"),
+        (
+            "reset",
+            r"collector\[0\], environment 1 \(row 1 of its 2\): the environment raised RuntimeError in reset\(\)",
+        ),
+        (
+            "step",
+            r"environment 1 \(row 1 of its 2\): the environment raised RuntimeError in step\(\): cannot step \(step 2\)",
+        ),
         ("shape", r"environment 1 \(row 1 of its 2\), field 'obs': step\(\) gave shape \(3,\), expected \(2,\)"),
         ("close", r"environment 1 \(row 1 of its 2\): the environment raised RuntimeError in close\(\)"),
     ],
@@ -217,7 +223,9 @@ def test_wrong_shapes_of_a_vector_environment_are_not_broadcast() -> None:
             obs, reward, *rest = self.env.step(actions)
             return obs, reward[:1], *rest
 
-    with pytest.raises(SchemaMismatchError, match=r"step 0, field 'reward': expected float32 \(2,\), got float64 \(1,\)"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"step 0, field 'reward': expected float32 \(2,\), got float64 \(1,\)"
+    ):
         collect(lambda num_envs: Narrow(counters(num_envs)), 1)
 
 
@@ -247,7 +255,10 @@ def test_final_observations_as_one_batch_are_understood() -> None:
     ("action", "message"),
     [
         (lambda n: np.full((n, 1), np.nan, np.float32), r"environment 0 .*step 0, field 'action': the policy gave nan"),
-        (lambda n: np.zeros((n, 2), np.float32), r"step 0, field 'action': expected float32 \(2, 1\), got float32 \(2, 2\)"),
+        (
+            lambda n: np.zeros((n, 2), np.float32),
+            r"step 0, field 'action': expected float32 \(2, 1\), got float32 \(2, 2\)",
+        ),
         (lambda n: np.zeros((n, 1), np.complex64), r"field 'action': expected float32 \(2, 1\), got complex64"),
         (lambda n: 1 / 0, r"step 0: the policy raised ZeroDivisionError in act\(\)"),
     ],
@@ -273,7 +284,12 @@ def test_slot_of_another_schema_is_refused_before_anything_is_stepped() -> None:
     fields[2] = Field("bonus", "float32", ())
     with pytest.raises(SchemaMismatchError) as info:
         collector.collect(slot_of(Schema(fields), 1))
-    for part in ("'reward' is missing", "'bonus' is not one", "gives float32 (1, 2), the slot has float32 (1, 3)", "'action'"):
+    for part in (
+        "'reward' is missing",
+        "'bonus' is not one",
+        "gives float32 (1, 2), the slot has float32 (1, 3)",
+        "'action'",
+    ):
         assert part in str(info.value)
     assert envs[0].actions == []
     collector.close()

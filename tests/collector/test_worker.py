@@ -151,7 +151,10 @@ def test_stop_while_the_ring_is_full_is_orderly() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("step", r"collector\[1\], environment 2 .*the environment raised RuntimeError in step\(\): cannot step \(step 2\)"),
+        (
+            "step",
+            r"collector\[1\], environment 2 .*the environment raised RuntimeError in step\(\): cannot step \(step 2\)",
+        ),
         ("reset", r"collector\[1\], environment 2 .*RuntimeError in reset\(\): cannot reset"),
         ("nan_obs", r"collector\[1\], environment 2 .*step 2, field 'next_obs': expected finite values, got nan"),
     ],

@@ -29,7 +29,9 @@ def test_the_poison_works() -> None:
 
 
 def test_collectors_need_no_torch() -> None:
-    result = run("import sys\nsys.modules['torch'] = None\nimport numa_collectors.collector, numa_collectors.collector.quota")
+    result = run(
+        "import sys\nsys.modules['torch'] = None\nimport numa_collectors.collector, numa_collectors.collector.quota"
+    )
     assert result.returncode == 0, result.stderr
 
 
