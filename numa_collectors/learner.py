@@ -6,6 +6,7 @@ its own process by a picklable factory ``(ctx) -> Learner``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +19,18 @@ from numa_collectors.rings import Consumer, Span
 from numa_collectors.rings.layout import build_arrays
 from numa_collectors.snapshots import WeightSpec
 
-__all__ = ["DeviceIntake", "Learner", "LearnerContext", "LearnerFactory", "WeightStager", "resolve_device"]
+__all__ = [
+    "DeviceIntake",
+    "Learner",
+    "LearnerContext",
+    "LearnerFactory",
+    "WeightStager",
+    "resolve_device",
+    "use_device",
+]
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,9 @@ class LearnerContext:
 @runtime_checkable
 class Learner(Protocol):
     """The algorithm.
+
+    A learner whose checkpoint holds its replay memory also has an attribute ``num_transitions``: what it holds at the start
+    of a session counts towards ``learning_starts``.
 
     ``ingest`` gets tensors of shape ``(num_slots, num_envs_of_rank, *field_shape)`` on the learner's device, in the order in
     which that collector produced them, and must copy what it keeps: the memory is reused when it returns.
@@ -83,6 +98,13 @@ def resolve_device(name: str) -> tuple[str, str | None]:
     if index is not None and index >= torch.cuda.device_count():
         raise ConfigError(f"expected one of {torch.cuda.device_count()} CUDA devices, got {name!r}")
     return str(device), None
+
+
+def use_device(name: str) -> None:
+    """Make ``name`` the current device of the calling thread, so that new streams and events belong to it."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 class WeightStager:
@@ -158,8 +180,8 @@ class DeviceIntake:
     """Brings the spans of a round to the device as tensors.
 
     On the CPU the tensors are views of the ring's own pages: no copy at all.  On CUDA the ring's pages are registered with
-    the driver where it allows, so that each field is one asynchronous copy from the ring; otherwise they pass through pinned
-    staging memory.  A slot is released only when its copy has landed.
+    the driver where it allows, so that a field of a span is one copy from the ring; otherwise it passes through pinned
+    staging memory.  A slot is released only when its copy has landed: one wait a span.
     """
 
     def __init__(self, exchange: Exchange, device: str) -> None:
@@ -180,10 +202,8 @@ class DeviceIntake:
                 name: (view if self.pinned_rings else view.pin_memory()).to(self._device, non_blocking=True)
                 for name, view in views.items()
             }
-        current = torch.cuda.current_stream()
-        current.wait_stream(self._stream)
         for tensor in moved.values():
-            tensor.record_stream(current)
+            tensor.record_stream(torch.cuda.current_stream())
         # The slots go back to their producer when this span is released, so the copy must have left the ring by then.
         self._stream.synchronize()
         return moved
@@ -195,6 +215,7 @@ class DeviceIntake:
             memory = consumer.memory
             if int(cudart.cudaHostRegister(memory.address, len(memory.data), 0)) != 0:
                 self._unregister()
+                _forget_cuda_error()
                 return 0
             self._registered.append(memory.address)
         return len(self._registered)
@@ -209,12 +230,20 @@ class DeviceIntake:
             torch.cuda.cudart().cudaHostUnregister(self._registered.pop())  # type: ignore[no-untyped-call]
 
 
+def _forget_cuda_error() -> None:
+    """Take the pending error of a refused registration, which the next launch would raise for something else."""
+    try:
+        torch.zeros(1, device="cuda")
+    except RuntimeError as error:
+        logger.info("ring pages could not be registered with CUDA, staging memory is used: %s", error)
+
+
 def _new_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def _field_tensors(consumer: Consumer) -> dict[str, torch.Tensor]:
-    """Tensors over all slots of a ring, one a field, sharing its pages; only ``DeviceIntake`` writes nothing into them."""
+    """Tensors over all slots of a ring, one a field, sharing its pages; they are for reading, though torch cannot say so."""
     memory = consumer.memory
     return {
         name: torch.from_numpy(array)

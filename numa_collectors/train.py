@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from numa_collectors.errors import ConfigError, NumaCollectorsError, WorkerFailedError
+from numa_collectors.errors import ConfigError, NumaCollectorsError
 
 if TYPE_CHECKING:
     from numa_collectors.config import RunConfig
@@ -51,16 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [*arguments.overrides, *(["console=quiet"] if arguments.quiet else [])]
     try:
         trainer = build_trainer(load_config(arguments.config, overrides=overrides))
-        if arguments.explain:
-            print(trainer.explain())
-            return 0
-        result = trainer.run()
-    except WorkerFailedError as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
     except NumaCollectorsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if arguments.explain:
+        print(trainer.explain())
+        return 0
+    try:
+        result = trainer.run()
+    except NumaCollectorsError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
     if not arguments.quiet:
         print(result.summary())
     return result.exit_code

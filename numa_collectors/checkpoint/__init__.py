@@ -14,6 +14,7 @@ from numa_collectors.checkpoint.store import (
     keep_last,
     latest,
     load,
+    read_manifest,
     save,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "keep_last",
     "latest",
     "load",
+    "read_manifest",
     "restore_generator",
     "restore_rng",
     "rng_state",

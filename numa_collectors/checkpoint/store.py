@@ -21,16 +21,28 @@ import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from numa_collectors._version import __version__
+from numa_collectors.checkpoint.hashing import HashingFile
 from numa_collectors.errors import CheckpointError
 
-__all__ = ["SCHEMA", "Checkpoint", "Progress", "check_matches", "checkpoints", "keep_last", "latest", "load", "save"]
+__all__ = [
+    "SCHEMA",
+    "Checkpoint",
+    "Progress",
+    "check_matches",
+    "checkpoints",
+    "keep_last",
+    "latest",
+    "load",
+    "read_manifest",
+    "save",
+]
 
 SCHEMA = "numa-collectors/checkpoint/1"
 MANIFEST_NAME = "manifest.json"
@@ -46,7 +58,7 @@ class Progress:
     """How far the run was, as one consistent set.
 
     ``env_steps`` were taken in and ``updates`` done; ``weight_version`` was the newest published; ``collectors``
-    holds each rank's cumulative counters over its generations.
+    holds each rank's counters of the session that saved it.
     """
 
     env_steps: int
@@ -116,18 +128,32 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     Raises :class:`CheckpointError` that names what is missing or damaged.  It never falls back to an older checkpoint
     by itself: give that one's path.
     """
+    known = read_manifest(path)
+    for name, entry in _read_manifest(known.path)["files"].items():
+        _verify_file(known.path / name, entry)
+    return replace(known, state=_load_state(known.path / STATE_NAME))
+
+
+def _find(path: str | os.PathLike[str]) -> Path:
     found = Path(path) if (Path(path) / MANIFEST_NAME).exists() else latest(path)
     if found is None:
         if _NAME.fullmatch(Path(path).name) and Path(path).is_dir():
             raise CheckpointError(f"expected {MANIFEST_NAME} in {path}, got none; load another checkpoint")
         raise CheckpointError(f"expected a checkpoint, a run directory with one, or its checkpoints/, got {path}")
+    return found
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Checkpoint:
+    """Return what the manifest at ``path`` (as for :func:`load`) says, without reading the state, which is left empty.
+
+    Raises :class:`CheckpointError`.
+    """
+    found = _find(path)
     manifest = _read_manifest(found)
-    for name, entry in manifest["files"].items():
-        _verify_file(found / name, entry)
     return Checkpoint(
         path=found,
         progress=_progress_of(found, manifest),
-        state=_load_state(found / STATE_NAME),
+        state={},
         config=manifest.get("config", {}),
         fingerprints=manifest.get("fingerprints", {}),
         library_version=str(manifest.get("library_version", "")),
@@ -219,46 +245,8 @@ def _check_plain(value: Any, where: str) -> None:
         )
 
 
-class _HashingFile:
-    """The file that ``torch.save`` writes to.
-
-    torch's archive writer may end the process when its file raises; so the first refusal of the disk is kept, further
-    writes are dropped, and the caller raises.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
-        self._hash = hashlib.sha256()
-        self.size_bytes = 0
-        self.error: OSError | None = None
-
-    def write(self, data: bytes | memoryview) -> int:
-        view = memoryview(data).cast("B")
-        written = 0
-        while self.error is None and written < len(view):
-            try:
-                written += self._file.write(view[written:]) or 0
-            except OSError as error:
-                self.error = error
-        self._hash.update(view)
-        self.size_bytes += len(view)
-        return len(view)
-
-    def flush(self) -> None:
-        """Writes are not buffered."""
-
-    def finish(self) -> dict[str, Any]:
-        if self.error is not None:
-            raise self.error
-        os.fsync(self._file.fileno())
-        return {"size_bytes": self.size_bytes, "sha256": self._hash.hexdigest()}
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def _write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    file = _HashingFile(path)
+    file = HashingFile(path)
     try:
         torch.save(state, file)  # type: ignore[arg-type]
         return file.finish()

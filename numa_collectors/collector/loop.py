@@ -26,6 +26,8 @@ __all__ = ["CollectorLoop", "CollectorOptions", "build_loop"]
 
 # Between two looks for the first weights; afterwards weights are never waited for.
 _FIRST_WEIGHTS_POLL_S = 0.002
+# Between two looks at a quota that was reached; nothing waits for a collector then.
+_IDLE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ class CollectorOptions:
     check_finite: check every floating-point field of every slot for NaN and infinities.
     max_policy_lag: versions by which the weights that act may be behind the newest published ones; beyond, newer ones are
         loaded before acting, whatever ``weight_poll_interval`` says.  None: only the interval counts.
+    idle_at_quota: stay alive, and the ring open, when the quota is reached, since it may still be raised; otherwise end.
     """
 
     weight_poll_interval: int = 1
     quota_slots: int | None = None
     check_finite: bool = True
     max_policy_lag: int | None = None
+    idle_at_quota: bool = False
 
     def __post_init__(self) -> None:
         if self.weight_poll_interval < 1:
@@ -123,7 +127,7 @@ class CollectorLoop:
         if self.finished:
             return False
         if self._quota_reached():
-            self.finish()
+            self._rest(timeout_s)
             return False
         try:
             # Space first, weights second: what acts are the weights of now, not those from before a wait for space.
@@ -143,6 +147,14 @@ class CollectorLoop:
             _drop_views(error, sys._getframe())
             raise
         return True
+
+    def _rest(self, timeout_s: float | None) -> None:
+        """Do what the options say about a quota that is reached."""
+        if not self._options.idle_at_quota:
+            self.finish()
+        elif timeout_s != 0:
+            with self._waiting():
+                time.sleep(_IDLE_S if timeout_s is None else min(timeout_s, _IDLE_S))
 
     def finish(self) -> None:
         """End in an orderly way: close the producer's side, which tells the consumer that nothing more comes.

@@ -62,7 +62,7 @@ Natural = Annotated[int, Field(ge=0, le=2**62), _READ]
 NodeId = Annotated[int, Field(ge=0, lt=4096), _READ]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False), _READ]
 Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False), _READ]
-Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?|mps|xpu(:[0-9]+)?)$")]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 NodeList = Annotated[tuple[NodeId, ...], Field(min_length=1)]
 

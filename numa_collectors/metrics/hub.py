@@ -110,6 +110,8 @@ class MetricsHub:
             self._first_learner = (moment, int(counters.get("env_steps", 0)))
         # A first report, and the first of a restarted learner, only sets the base: its totals may contain a history.
         if self._log_window.learner is None or self._log_window.learner[0] != generation:
+            # A restarted learner takes up the run at an earlier step.
+            self._last_step = None
             self._log_window.learner = self._learner
 
     def update_placement(
@@ -182,7 +184,14 @@ class MetricsHub:
         """Close every sink."""
         sinks, self._sinks = self._sinks, []
         for sink in sinks:
-            sink.close()
+            try:
+                sink.close()
+            except Exception:  # as for a write: the run is over, and its outcome does not depend on a sink
+                logger.exception("%s failed to close", type(sink).__name__)
+
+    def add_sink(self, sink: Sink) -> None:
+        """Have a further sink get the points from now on."""
+        self._sinks.append(sink)
 
     def _time_of(self, counters: Counters) -> float:
         time_ns = counters.get("time_ns")

@@ -6,8 +6,8 @@ why.
 
 from __future__ import annotations
 
-from numa_collectors.placement.model import Placement, PlacementRequest, WorkerPlacement
+from numa_collectors.placement.model import Placement, PlacementRequest, WorkerPlacement, unbound
 from numa_collectors.placement.planning import plan
 from numa_collectors.placement.sharing import local_share
 
-__all__ = ["Placement", "PlacementRequest", "WorkerPlacement", "local_share", "plan"]
+__all__ = ["Placement", "PlacementRequest", "WorkerPlacement", "local_share", "plan", "unbound"]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from numa_collectors._cpulist import format_cpulist
 
-__all__ = ["Placement", "PlacementRequest", "WorkerPlacement"]
+__all__ = ["Placement", "PlacementRequest", "WorkerPlacement", "unbound"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,12 @@ class Placement:
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, "", "why:", *(f"  - {reason}" for reason in self.reasons)])
+
+
+def unbound(num_collectors: int, reason: str) -> Placement:
+    """Return the placement that leaves every worker where the kernel puts it."""
+    collectors = tuple(WorkerPlacement("collector", rank) for rank in range(num_collectors))
+    return Placement(WorkerPlacement("learner", 0), collectors, (reason,))
 
 
 def _row(worker: WorkerPlacement) -> tuple[str, str, str, str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numa_collectors._cpulist import format_cpulist
 from numa_collectors.errors import PlacementError
 from numa_collectors.placement.cores import UsableCore, cores_by_node, covering, num_cpus, num_fitting, take
-from numa_collectors.placement.model import Placement, PlacementRequest, WorkerPlacement
+from numa_collectors.placement.model import Placement, PlacementRequest, WorkerPlacement, unbound
 from numa_collectors.placement.nodes import choose_learner_node, memory_nodes, nearest_first, usable_nodes
 from numa_collectors.placement.shortage import check_request, shortage
 from numa_collectors.topo.model import Topology
@@ -51,9 +51,8 @@ def plan(topology: Topology, request: PlacementRequest, env: Mapping[str, str] |
     """
     check_request(topology, request)
     if not request.binds:
-        unbound = tuple(WorkerPlacement("collector", rank) for rank in range(request.num_collectors))
         reason = "one collector and nothing asked for: no binding, as without the library"
-        return Placement(WorkerPlacement("learner", 0), unbound, (reason,))
+        return unbound(request.num_collectors, reason)
     cores = cores_by_node(topology)
     learner_node, reasons = choose_learner_node(topology, request, cores, os.environ if env is None else env)
     jobs = [

@@ -39,6 +39,7 @@ class PoolOptions:
     device: str = "cpu"
     binding: BindMode = "auto"
     memory_policy: BindPolicy = "preferred"
+    huge_pages: bool = False
     on_collector_exit: Literal["raise", "restart", "continue"] = "raise"
     on_learner_exit: Literal["raise", "restart"] = "raise"
     min_collectors: int = 1

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from numa_collectors.binding import BindReport, check_capacity
+from numa_collectors.binding import BindReport
 from numa_collectors.collector import (
     CollectorContext,
     CollectorFactory,
@@ -25,17 +25,15 @@ from numa_collectors.collector import (
     CollectorWorker,
     check_picklable,
 )
-from numa_collectors.collector.quota import SharedQuota
-from numa_collectors.errors import NodeCapacityError
 from numa_collectors.exchange import Exchange
 from numa_collectors.learner import DeviceIntake, WeightStager
-from numa_collectors.placement import Placement, PlacementRequest, WorkerPlacement, plan
-from numa_collectors.pool._options import PoolOptions, bind_request, memory_plan
-from numa_collectors.rings import Schema, Span, TransitionRing
-from numa_collectors.shm import Region, RegionPolicy
-from numa_collectors.snapshots import WeightSnapshot, WeightSpec
+from numa_collectors.placement import Placement, PlacementRequest, plan, unbound
+from numa_collectors.pool._options import PoolOptions, bind_request
+from numa_collectors.pool._regions import Regions
+from numa_collectors.rings import Schema, Span
+from numa_collectors.snapshots import WeightSpec
 from numa_collectors.topo import Topology
-from numa_collectors.worker import PinnedWorker, WorkerFailure, WorkerGroup, raise_failure
+from numa_collectors.worker import PinnedWorker, WorkerFailure, WorkerGroup, WorkerState, raise_failure
 
 __all__ = ["CollectorPool"]
 
@@ -73,97 +71,37 @@ class CollectorPool:
         placement: Placement | None = None,
         topology: Topology | None = None,
         on_message: Callable[[str], None] | None = None,
+        on_restart: Callable[[PinnedWorker], None] | None = None,
     ) -> None:
         check_picklable(collector, "the collector factory")
         self.options = options
         self.schema = schema
         self.weights = weights
         topology = Topology.discover() if topology is None else topology
-        self.placement = (
-            plan(topology, PlacementRequest(num_collectors=options.num_collectors)) if placement is None else placement
-        )
+        self.placement = self._plan(topology) if placement is None else placement
         self.failures: list[WorkerFailure] = []
         self._say = on_message or logger.warning
-        self._closers: list[Callable[[], None]] = []
+        self._on_restart = on_restart
         self._exchange: Exchange | None = None
         self._intake: DeviceIntake | None = None
         self._stager: WeightStager | None = None
         self._restarts: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
         self._dropped: set[int] = set()
-        self._check_memory(topology)
+        self._regions = Regions(schema, weights, options, self.placement, topology, self._say)
+        self.rings, self.snapshots = self._regions.rings, self._regions.snapshots
         try:
-            self.rings, self.snapshots, self._quotas = self._make_regions()
             self._group = self._make_group(collector)
         except BaseException:
-            self._close_regions()
+            self._regions.close()
             raise
 
     # before anything starts
 
-    def _check_memory(self, topology: Topology) -> None:
-        needs: dict[int | None, int] = {}
-        for region in memory_plan(self.schema, self.weights, self.options, self.placement):
-            needs[region.node] = needs.get(region.node, 0) + region.num_bytes
-        for node, num_bytes in needs.items():
-            try:
-                check_capacity(topology, node, num_bytes, what="the rings and weight snapshots of this run")
-            except NodeCapacityError as error:
-                # Only the policy "bind" forbids other nodes; without a node there is no other place.
-                if node is None or self.options.memory_policy == "bind":
-                    raise
-                self._say(f"{error}; memory of other nodes will be used (memory_policy={self.options.memory_policy!r})")
-
-    def _make_regions(self) -> tuple[tuple[TransitionRing, ...], tuple[WeightSnapshot, ...], tuple[SharedQuota, ...]]:
-        options = self.options
-        quota_region = self._keep(Region.create("quotas", 8 * options.num_collectors))
-        rings, snapshots, quotas = [], [], []
-        for worker in self.placement.collectors:
-            rings.append(self._keep(self._make_ring(worker)))
-            snapshots.append(self._keep(self._make_snapshot(worker)))
-            quotas.append(self._keep(SharedQuota(quota_region, worker.rank)))
-            quotas[-1].set(options.quota_slots)
-        if len(rings) > 1:
-            TransitionRing.share_bell(rings)
-        return tuple(rings), tuple(snapshots), tuple(quotas)
-
-    def _make_ring(self, worker: WorkerPlacement) -> TransitionRing:
-        options = self.options
-        batched = self.schema.with_leading(options.envs_of(worker.rank))
-        return self._on_node(
-            lambda policy: TransitionRing.create(
-                batched,
-                capacity=options.ring_capacity,
-                max_bytes=options.ring_max_bytes,
-                max_lead_slots=options.max_lead_slots,
-                node=worker.memory_node,
-                policy=policy,
-                toucher_cpus=worker.cpus,
-                name=f"ring-{worker.rank}",
-            )
-        )
-
-    def _make_snapshot(self, worker: WorkerPlacement) -> WeightSnapshot:
-        return self._on_node(
-            lambda policy: WeightSnapshot.create(
-                self.weights,
-                node=worker.memory_node,
-                policy=policy,
-                toucher_cpus=worker.cpus,
-                name=f"weights-{worker.rank}",
-            )
-        )
-
-    def _on_node(self, create: Callable[[RegionPolicy], _T]) -> _T:
-        """Put a region strictly on its node, or, where the user's policy allows, elsewhere when that node is full."""
-        if self.options.memory_policy == "none" or self.options.binding == "off":
-            return create("none")
-        try:
-            return create("bind")
-        except NodeCapacityError:
-            if self.options.memory_policy == "bind":
-                raise
-            return create("preferred")
+    def _plan(self, topology: Topology) -> Placement:
+        if self.options.binding == "off":
+            return unbound(self.options.num_collectors, "binding=off: nothing is bound")
+        return plan(topology, PlacementRequest(num_collectors=self.options.num_collectors))
 
     def _make_group(self, collector: CollectorFactory) -> WorkerGroup:
         options = self.options
@@ -190,8 +128,9 @@ class CollectorPool:
                         weight_poll_interval=options.weight_poll_interval,
                         check_finite=options.check_finite,
                         max_policy_lag=options.max_policy_lag,
+                        idle_at_quota=True,
                     ),
-                    quota_slots=self._quotas[worker.rank],
+                    quota_slots=self._regions.quotas[worker.rank],
                     bind=bind_request(worker, options.binding, options.memory_policy),
                 )
             )
@@ -202,20 +141,27 @@ class CollectorPool:
             shutdown_timeout_s=options.shutdown_timeout_s,
         )
 
-    def _keep(self, resource: Any) -> Any:
-        self._closers.append(resource.close)
-        return resource
-
     # life
 
     def add(self, worker: PinnedWorker) -> None:
         """Have a further worker (a learner, an evaluator) started, watched and stopped with the pool's; before ``start``."""
         self._group.workers.append(worker)
 
-    def start(self) -> list[BindReport]:
-        """Start all workers and wait until they are ready; return what each binding was found to be, collectors first."""
+    def start(self, cancelled: Callable[[], bool] = lambda: False) -> list[BindReport]:
+        """Start all workers and wait until they are ready; return what each binding was found to be, collectors first.
+
+        Returns an empty list as soon as ``cancelled()`` is true; workers may then be at any point of their start.
+        """
+        deadline = time.monotonic() + self.options.start_timeout_s
         self._group.start()
-        return self._group.wait_ready(self.options.start_timeout_s)
+        starting = (WorkerState.CREATED, WorkerState.STARTING)
+        while any(worker.state in starting for worker in self.workers) and time.monotonic() < deadline:
+            if cancelled():
+                return []
+            if any(worker.failure is not None for worker in self.workers):
+                break
+            self._group.wait(_POLL_S)
+        return self._group.wait_ready(max(0.0, deadline - time.monotonic()))
 
     def poll(self) -> list[WorkerFailure]:
         """Notice deaths and hangs, and restart what is due; never blocks.
@@ -227,6 +173,8 @@ class CollectorPool:
         for worker in [worker for worker in self.workers if self._due_s.get(worker.name, math.inf) <= now]:
             del self._due_s[worker.name]
             following = self._group.restart(worker)
+            if self._on_restart is not None:
+                self._on_restart(following)
             self._say(f"{worker.name} restarted as generation {following.generation}")
         return survived
 
@@ -270,14 +218,17 @@ class CollectorPool:
         """Go on without collector ``rank``: its ring ends, its remaining env steps go to the others."""
         self._dropped.add(rank)
         self.rings[rank].set_producer_lost()
-        quota = self._quotas[rank]()
-        if quota is None:
-            return
-        missing = (quota - self.rings[rank].committed) * self.options.envs_of(rank)
-        others = [other for other in range(self.options.num_collectors) if other not in self._dropped]
-        more = math.ceil(missing / sum(self.options.envs_of(other) for other in others))
-        for other in others:
-            self._quotas[other].set((self._quotas[other]() or 0) + more)
+        quota = self._regions.quotas[rank]()
+        if quota is not None:
+            self.add_to_quotas((quota - self.rings[rank].committed) * self.options.envs_of(rank))
+
+    def add_to_quotas(self, env_steps: int) -> None:
+        """Have the live collectors make at least ``env_steps`` more, together; also those that had made theirs."""
+        others = [rank for rank in range(self.options.num_collectors) if rank not in self._dropped]
+        more_slots = math.ceil(env_steps / sum(self.options.envs_of(rank) for rank in others))
+        for rank in others:
+            quota = self._regions.quotas[rank]()
+            self._regions.quotas[rank].set(None if quota is None else quota + more_slots)
 
     @property
     def workers(self) -> Sequence[PinnedWorker]:
@@ -317,9 +268,7 @@ class CollectorPool:
         if self._intake is not None:
             self._intake.close()
         self._exchange = self._intake = None
-        # In reverse: what was made last may hold views of what was made first.
-        while self._closers:
-            self._closers.pop()()
+        self._regions.close()
 
     def __enter__(self) -> CollectorPool:
         try:
@@ -346,8 +295,15 @@ class CollectorPool:
 
     @property
     def finished(self) -> bool:
-        """Whether every collector has ended its quota and everything was drained."""
-        return self.exchange.finished
+        """Whether every collector has made its quota, or ended, and everything was drained."""
+        return all(
+            consumer.closed or (consumer.fill == 0 and self._has_made_its_quota(rank))
+            for rank, consumer in enumerate(self.exchange.consumers)
+        )
+
+    def _has_made_its_quota(self, rank: int) -> bool:
+        quota = self._regions.quotas[rank]()
+        return quota is not None and self.rings[rank].committed >= quota
 
     def drain(self, max_slots: int | None = None) -> Iterator[tuple[int, Span]]:
         """Yield ``(rank, span)`` for what is there now, at most ``max_slots`` slots a ring; see :meth:`Exchange.drain`.

@@ -83,7 +83,7 @@ class TransitionRing:
         self._owner = False
 
     @classmethod
-    def create(
+    def create(  # noqa: PLR0913 - what to hold, how much of it, and where
         cls,
         schema: Schema,
         *,
@@ -93,13 +93,14 @@ class TransitionRing:
         node: int | None = None,
         policy: RegionPolicy = "bind",
         toucher_cpus: tuple[int, ...] | None = None,
+        huge_pages: bool = False,
         name: str = "ring",
     ) -> TransitionRing:
         """Make a ring whose pages lie on ``node`` (None: anywhere) before anybody uses it.
 
         ``capacity`` counts slots, ``max_bytes`` bounds their bytes; with both the smaller holds, with neither 16 MiB
         and at most 256 slots (never fewer than 2).  ``max_lead_slots`` caps the slots that the producer may be ahead
-        of the consumer's release below the capacity.  ``policy`` and ``toucher_cpus``: see
+        of the consumer's release below the capacity.  ``policy``, ``toucher_cpus`` and ``huge_pages``: see
         :class:`numa_collectors.shm.Region`. Raises NodeCapacityError when the memory is not there,
         NotImplementedError where no memory fence can be had.
         """
@@ -109,7 +110,14 @@ class TransitionRing:
         if max_lead_slots is not None and max_lead_slots < 1:
             raise ValueError(f"max_lead_slots must be at least 1, got {max_lead_slots}")
         slots = choose_capacity(schema, capacity, max_bytes)
-        region = Region.create(name, ring_bytes(schema, slots), node=node, policy=policy, toucher_cpus=toucher_cpus)
+        region = Region.create(
+            name,
+            ring_bytes(schema, slots),
+            node=node,
+            policy=policy,
+            toucher_cpus=toucher_cpus,
+            huge_pages=huge_pages,
+        )
         with region.buf[: region.size_bytes // 8 * 8].cast("q") as words:
             format_header(words, schema, slots, min(slots, max_lead_slots or slots))
         ring = cls(region, schema, name)

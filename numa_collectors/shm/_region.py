@@ -177,6 +177,18 @@ class Region:
             ) from None
         self._file.close()
 
+    def close_when_unused(self) -> None:
+        """Close now what can be closed; the memory stays mapped until the last view of it is gone.
+
+        For the end of a run in which somebody still holds arrays of a ring: they stay readable.
+        """
+        try:
+            self.close()
+        except BufferError:
+            # The mapping is kept alive by those views and unmapped by the interpreter with the last of them.
+            del self._buf, self._mapping
+            self._file.close()
+
     def _check_open(self) -> None:
         if self._file.closed:
             raise ValueError(f"region {self._name!r} is closed; use it before close()")

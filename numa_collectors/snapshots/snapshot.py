@@ -47,17 +47,25 @@ class WeightSnapshot:
         node: int | None = None,
         policy: RegionPolicy = "bind",
         toucher_cpus: tuple[int, ...] | None = None,
+        huge_pages: bool = False,
         name: str = "snapshot",
     ) -> WeightSnapshot:
         """Make a snapshot without a version whose pages lie on ``node`` (None: anywhere).
 
-        ``policy`` and ``toucher_cpus``: see :class:`numa_collectors.shm.Region`.  Raises NodeCapacityError when the
-        memory is not there, NotImplementedError where no memory fence can be had.
+        ``policy``, ``toucher_cpus`` and ``huge_pages``: see :class:`numa_collectors.shm.Region`.  Raises
+        NodeCapacityError when the memory is not there, NotImplementedError where no memory fence can be had.
         """
         require_fence("a WeightSnapshot")
         if not isinstance(spec, WeightSpec):
             raise ValueError(f"expected a WeightSpec, got {type(spec).__name__}")
-        region = Region.create(name, snapshot_bytes(spec), node=node, policy=policy, toucher_cpus=toucher_cpus)
+        region = Region.create(
+            name,
+            snapshot_bytes(spec),
+            node=node,
+            policy=policy,
+            toucher_cpus=toucher_cpus,
+            huge_pages=huge_pages,
+        )
         memory = SnapshotMemory(name, spec, region.buf)
         memory.format()
         memory.release()

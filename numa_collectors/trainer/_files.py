@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Mapping
@@ -41,10 +42,10 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 when the target was reached, 130 after Ctrl-C, 143 after SIGTERM, 1 after a failure."""
+        """0 when the target was reached and saved, 130 after Ctrl-C, 143 after SIGTERM, 1 after a failure."""
         if self.status == "interrupted":
             return 143 if self.signal == "SIGTERM" else 130
-        return 0 if self.status == "finished" else 1
+        return 0 if self.status == "finished" and self.error is None else 1
 
     def summary(self) -> str:
         """Return a few lines for people."""
@@ -64,7 +65,7 @@ class RunFiles:
     """Makes and locks the run directory; nothing is made before the configuration has been accepted."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.run_dir = config.run_dir or Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
+        self.run_dir = config.run_dir or _fresh_directory(Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S"))
         self._lock = RunLock(self.run_dir)
         self._write("config.json", config.model_dump(mode="json"))
 
@@ -85,6 +86,18 @@ class RunFiles:
     def close(self) -> None:
         """Let other runs use the directory."""
         self._lock.release()
+
+
+def _fresh_directory(path: Path) -> Path:
+    """Make and return ``path``, or ``path-1`` and so on: two runs may start in the same second."""
+    for number in itertools.count():
+        candidate = path if number == 0 else path.with_name(f"{path.name}-{number}")
+        try:
+            candidate.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError("unreachable")
 
 
 class RunFailedError(WorkerFailedError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from numa_collectors.checkpoint import Progress
 from numa_collectors.collector import (
     CollectorContext,
     CollectorFactory,
@@ -24,31 +26,84 @@ from numa_collectors.trainer._session import LearnerPlan, LearnerReport, Learner
 from numa_collectors.trainer._setup import RunSetup
 from numa_collectors.worker import StopSignals
 
-__all__ = ["run_inline"]
+__all__ = ["InlineRun"]
 
 
-def run_inline(
-    setup: RunSetup, collector: CollectorFactory, learner: LearnerFactory, sinks: Sequence[Sink]
-) -> RunResult:
-    """Run to the target: one slot of every collector, then the updates that are due, and so on.
+class InlineRun:
+    """One slot of every collector, then the updates that are due, and so on to the target.
 
     The same loops as in the workers, without waiting and without processes; the same seed gives the same bytes.
     """
-    begun_s = time.monotonic()
-    config, options = setup.config, setup.options
-    with ExitStack() as stack:
-        signals = stack.enter_context(StopSignals())
-        rings, snapshots = _regions(setup, stack)
-        files = RunFiles(config)
-        stack.callback(files.close)
-        observer = Observer(setup, files, sinks)
-        stack.callback(observer.close)
-        for message in setup.warnings:
-            observer.console.message(message)
-        seed_everything(config.seed)
+
+    def __init__(
+        self, setup: RunSetup, collector: CollectorFactory, learner: LearnerFactory, sinks: Sequence[Sink]
+    ) -> None:
+        self._setup = setup
+        self._collector = collector
+        self._learner = learner
+        self._sinks = sinks
+        self._begun_s = time.monotonic()
+        self._signals = StopSignals()
+        self._session: LearnerSession | None = None
+        self._loops: list[CollectorLoop] = []
+
+    def run(self) -> RunResult:
+        with ExitStack() as stack:
+            stack.enter_context(self._signals)
+            rings, snapshots = self._regions(stack)
+            files = RunFiles(self._setup.config)
+            stack.callback(files.close)
+            observer = Observer(self._setup, files, self._sinks)
+            stack.callback(observer.close)
+            for message in self._setup.warnings:
+                observer.console.message(message)
+            try:
+                session = self._build(files, observer, stack, rings, snapshots)
+                status = self._turns(session, observer)
+                report = session.end()
+            except Exception as error:
+                # Frames of the traceback may hold views of the rings, which are about to be unmapped.
+                traceback.clear_frames(error.__traceback__)
+                result = self._result("failed", files, error=f"{type(error).__name__}: {error}")
+                files.write_result(result)
+                raise RunFailedError(f"{type(error).__name__}: {error}", None, result) from error
+            self._take_counters(session, observer)
+            result = self._result(status, files, report)
+            files.write_result(result)
+            return result
+
+    def _regions(self, stack: ExitStack) -> tuple[list[TransitionRing], list[WeightSnapshot]]:
+        options = self._setup.options
+        rings, snapshots = [], []
+        for rank in range(options.num_collectors):
+            ring = TransitionRing.create(
+                self._setup.schema.with_leading(options.envs_of(rank)),
+                capacity=options.ring_capacity,
+                max_bytes=options.ring_max_bytes,
+                max_lead_slots=options.max_lead_slots,
+                name=f"ring-{rank}",
+            )
+            stack.callback(ring.close)
+            snapshot = WeightSnapshot.create(self._setup.weights, name=f"weights-{rank}")
+            stack.callback(snapshot.close)
+            rings.append(ring)
+            snapshots.append(snapshot)
+        return rings, snapshots
+
+    def _build(
+        self,
+        files: RunFiles,
+        observer: Observer,
+        stack: ExitStack,
+        rings: Sequence[TransitionRing],
+        snapshots: Sequence[WeightSnapshot],
+    ) -> LearnerSession:
+        """Make the learner, then the collectors by rank: a fixed order, since they draw from one generator."""
+        setup, options = self._setup, self._setup.options
+        seed_everything(setup.config.seed)
         plan = LearnerPlan(
-            factory=learner,
-            config=config,
+            factory=self._learner,
+            config=setup.config,
             weights=setup.weights,
             device=setup.learner_device,
             run_dir=files.run_dir,
@@ -59,7 +114,10 @@ def run_inline(
         )
         session = LearnerSession(plan, rings, snapshots, say=observer.console.message)
         stack.callback(session.close)
-        loops: list[CollectorLoop] = []
+        self._session = session
+        loop_options = CollectorOptions(
+            options.weight_poll_interval, options.quota_slots, options.check_finite, options.max_policy_lag
+        )
         for rank, (ring, snapshot) in enumerate(zip(rings, snapshots, strict=True)):
             context = CollectorContext.for_rank(
                 rank,
@@ -70,86 +128,45 @@ def run_inline(
                 device=options.device,
                 learning_starts_slots=options.learning_starts_slots,
             )
-            loop_options = CollectorOptions(
-                options.weight_poll_interval, options.quota_slots, options.check_finite, options.max_policy_lag
-            )
-            loops.append(build_loop(collector, context, ring, snapshot, loop_options))
-            stack.callback(loops[-1].close)
+            self._loops.append(build_loop(self._collector, context, ring, snapshot, loop_options))
+            stack.callback(self._loops[-1].close)
         observer.begin({})
-        try:
-            status = _turns(loops, session, observer, signals)
-        except Exception as error:
-            result = _result("failed", session, files, begun_s, signals, None, str(error))
-            files.write_result(result)
-            raise RunFailedError(f"{type(error).__name__}: {error}", None, result) from error
-        report = session.end(complete=status == "finished")
-        _take_counters(loops, session, observer)
-        result = _result(status, session, files, begun_s, signals, report, None)
-        files.write_result(result)
-        return result
+        return session
 
-
-def _regions(setup: RunSetup, stack: ExitStack) -> tuple[list[TransitionRing], list[WeightSnapshot]]:
-    options = setup.options
-    rings, snapshots = [], []
-    for rank in range(options.num_collectors):
-        ring = TransitionRing.create(
-            setup.schema.with_leading(options.envs_of(rank)),
-            capacity=options.ring_capacity,
-            max_bytes=options.ring_max_bytes,
-            max_lead_slots=options.max_lead_slots,
-            name=f"ring-{rank}",
-        )
-        stack.callback(ring.close)
-        snapshot = WeightSnapshot.create(setup.weights, name=f"weights-{rank}")
-        stack.callback(snapshot.close)
-        rings.append(ring)
-        snapshots.append(snapshot)
-    return rings, snapshots
-
-
-def _turns(loops: list[CollectorLoop], session: LearnerSession, observer: Observer, signals: StopSignals) -> RunStatus:
-    complete = False
-    while not complete:
-        if signals.requested is not None:
-            return "interrupted"
-        for loop in loops:
-            loop.run_once(0)
-        complete = session.round(0.0)
-        while not complete and session.loop.governor.owed:
+    def _turns(self, session: LearnerSession, observer: Observer) -> RunStatus:
+        complete = False
+        while not complete:
+            if self._signals.requested is not None:
+                return "interrupted"
+            for loop in self._loops:
+                loop.run_once(0)
             complete = session.round(0.0)
-        if observer.due:
-            _take_counters(loops, session, observer)
-            observer.tick()
-    return "finished"
+            while not complete and session.loop.governor.owed:
+                complete = session.round(0.0)
+            if observer.due:
+                self._take_counters(session, observer)
+                observer.tick()
+        return "finished"
 
+    def _take_counters(self, session: LearnerSession, observer: Observer) -> None:
+        for loop in self._loops:
+            observer.counters("collector", loop.ctx.rank, loop.stats(), loop.ctx.generation)
+        observer.counters("learner", 0, session.stats(), 0)
 
-def _take_counters(loops: list[CollectorLoop], session: LearnerSession, observer: Observer) -> None:
-    for loop in loops:
-        observer.counters("collector", loop.ctx.rank, loop.stats(), loop.ctx.generation)
-    observer.counters("learner", 0, session.stats(), 0)
-
-
-def _result(
-    status: RunStatus,
-    session: LearnerSession,
-    files: RunFiles,
-    begun_s: float,
-    signals: StopSignals,
-    report: LearnerReport | None,
-    error: str | None,
-) -> RunResult:
-    progress = session.progress
-    return RunResult(
-        status=status,
-        env_steps=progress.env_steps,
-        updates=progress.updates,
-        weight_version=progress.weight_version,
-        wall_s=time.monotonic() - begun_s,
-        run_dir=files.run_dir,
-        checkpoint=report.checkpoint if report else None,
-        signal=signals.requested,
-        discarded_slots=report.discarded_slots if report else 0,
-        placement={},
-        error=error,
-    )
+    def _result(
+        self, status: RunStatus, files: RunFiles, report: LearnerReport | None = None, error: str | None = None
+    ) -> RunResult:
+        progress: Progress = self._setup.start if self._session is None else self._session.progress
+        return RunResult(
+            status=status,
+            env_steps=progress.env_steps,
+            updates=progress.updates,
+            weight_version=progress.weight_version,
+            wall_s=time.monotonic() - self._begun_s,
+            run_dir=files.run_dir,
+            checkpoint=report.checkpoint if report else None,
+            signal=self._signals.requested,
+            discarded_slots=report.discarded_slots if report else 0,
+            placement={},
+            error=error or (report.error if report else None),
+        )

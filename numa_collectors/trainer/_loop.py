@@ -10,12 +10,12 @@ from numa_collectors.exchange import Exchange
 from numa_collectors.learner import DeviceIntake, Learner, WeightStager
 from numa_collectors.trainer._governor import Governor
 
-__all__ = ["LearnerCounters", "LearnerLoop"]
+__all__ = ["LearnerCounters", "LearnerLoop", "LoopLimits"]
 
 
 @dataclass
 class LearnerCounters:
-    """Cumulative counts and times of the learner in this session and, for the two pairs that resume, of the whole run."""
+    """Cumulative counts and times of the learner in this session; ``slots`` by rank."""
 
     env_steps: int = 0
     updates: int = 0
@@ -25,6 +25,15 @@ class LearnerCounters:
     publish_skips: int = 0
     bytes_ingested: int = 0
     slots: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LoopLimits:
+    """Env steps of this session; slots taken from one ring in one round; updates from one publication to the next."""
+
+    target_env_steps: int
+    max_ingest_slots: int
+    publish_interval: int
 
 
 class LearnerLoop:
@@ -42,8 +51,7 @@ class LearnerLoop:
         intake: DeviceIntake,
         stager: WeightStager,
         num_envs: tuple[int, ...],
-        max_ingest_slots: int,
-        publish_interval: int,
+        limits: LoopLimits,
     ) -> None:
         self.learner = learner
         self.exchange = exchange
@@ -54,21 +62,20 @@ class LearnerLoop:
         self._intake = intake
         self._stager = stager
         self._num_envs = num_envs
-        self._max_ingest_slots = max_ingest_slots
-        self._publish_interval = publish_interval
+        self._limits = limits
         self._updates_since_publish = 0
         self._staged = False
 
     def step(self, wait_s: float) -> bool:
         """Do one round, waiting at most ``wait_s`` seconds for data where nothing else can be done.
 
-        Returns whether the run is complete: every ring closed and empty, and every owed update made.
+        Returns whether nothing is left to do: the target is ingested, or every ring has ended, and what is owed is paid.
         """
         # What is owed is paid before anything more is ingested: full rings then hold the collectors back, which bounds
         # how stale the data can be.
-        arrived = 0 if self.governor.owed else self._ingest()
+        arrived = 0 if self.governor.owed or self.complete else self._ingest()
         due = self.governor.due()
-        if self.exchange.finished and not self.governor.owed:
+        if (self.complete or self.exchange.finished) and not self.governor.owed:
             return True
         if due:
             self._update(due)
@@ -77,11 +84,16 @@ class LearnerLoop:
         self._publish()
         return False
 
+    @property
+    def complete(self) -> bool:
+        """Whether the target is ingested."""
+        return self.counters.env_steps >= self._limits.target_env_steps
+
     def _ingest(self) -> int:
         """Hand everything that is committed, up to the cap a ring, to the learner; returns the number of slots."""
         started = time.perf_counter_ns()
         arrived = 0
-        for rank, span in self.exchange.drain(self._max_ingest_slots):
+        for rank, span in self.exchange.drain(self._limits.max_ingest_slots):
             batch = self._intake.tensors(rank, span)
             self.learner.ingest(rank, batch)
             arrived += span.num_slots
@@ -105,6 +117,10 @@ class LearnerLoop:
     def _wait_for_data(self, timeout_s: float) -> None:
         if timeout_s <= 0.0:
             return
+        if self._staged:
+            # Idle anyway: weights that are still on their way go out now, not after the data that waits for them.
+            self._stager.wait()
+            self._send()
         started = time.perf_counter_ns()
         self.exchange.wait(timeout_s)
         self.counters.wait_data_ns += time.perf_counter_ns() - started
@@ -113,7 +129,7 @@ class LearnerLoop:
         """Publish when enough updates have been made since the last time; never waits for a copy that is in flight."""
         if self._staged and self._stager.ready:
             self._send()
-        if self._updates_since_publish < self._publish_interval:
+        if self._updates_since_publish < self._limits.publish_interval:
             return
         if self._staged:
             self.counters.publish_skips += 1

@@ -45,11 +45,10 @@ class Observer:
 
     def __init__(self, setup: RunSetup, files: RunFiles, sinks: Sequence[Sink]) -> None:
         config = setup.config
-        resume_step = setup.start.env_steps if setup.resume_from is not None else None
-        own: list[Sink] = [JsonlSink(files.run_dir, resume_step=resume_step)]
-        if config.tensorboard:
-            own.append(TensorBoardSink(files.run_dir, resume_step=resume_step))
-        self.hub = MetricsHub(config.num_collectors, [*own, *sinks], target_env_steps=config.planned_env_steps)
+        self._resume_step = setup.start.env_steps if setup.resume_from is not None else None
+        self._run_dir = files.run_dir
+        self._begun = False
+        self.hub = MetricsHub(config.num_collectors, sinks, target_env_steps=config.planned_env_steps)
         self.console: Console = make_console(config.console)
         self._config = config
         self._num_collectors = config.num_collectors
@@ -63,7 +62,11 @@ class Observer:
         self._next_recheck_s = now + _RECHECK_INTERVAL_S
 
     def begin(self, reports: Mapping[str, BindReport]) -> None:
-        """Take the bind reports; the run's clock starts now."""
+        """Take the bind reports; the run's clock starts now, and so do its files: a run that never began leaves none."""
+        self.hub.add_sink(JsonlSink(self._run_dir, resume_step=self._resume_step))
+        if self._config.tensorboard:
+            self.hub.add_sink(TensorBoardSink(self._run_dir, resume_step=self._resume_step))
+        self._begun = True
         for name, report in reports.items():
             self.console.message(f"{name}: {report}")
             self._place(name, report, ())
@@ -153,6 +156,7 @@ class Observer:
 
     def close(self) -> None:
         """Write the last point and close sinks and console; idempotent."""
-        self.hub.log()
+        if self._begun:
+            self.hub.log()
         self.hub.close()
         self.console.close()

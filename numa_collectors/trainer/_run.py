@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from numa_collectors import checkpoint
 from numa_collectors.binding import BindReport
 from numa_collectors.collector import CollectorFactory
 from numa_collectors.config import RunConfig
-from numa_collectors.errors import WorkerFailedError
+from numa_collectors.errors import NumaCollectorsError, WorkerFailedError
 from numa_collectors.learner import LearnerFactory
 from numa_collectors.metrics import Sink
 from numa_collectors.pool import CollectorPool, bind_request
@@ -17,12 +18,12 @@ from numa_collectors.rings import Schema
 from numa_collectors.snapshots import WeightSpec
 from numa_collectors.trainer._explain import explain
 from numa_collectors.trainer._files import RunFailedError, RunFiles, RunResult, RunStatus
-from numa_collectors.trainer._inline import run_inline
+from numa_collectors.trainer._inline import InlineRun
 from numa_collectors.trainer._observe import Observer, placement_text
 from numa_collectors.trainer._session import LearnerPlan, LearnerReport
 from numa_collectors.trainer._setup import RunSetup, prepare
 from numa_collectors.trainer._worker import LearnerWorker
-from numa_collectors.worker import StopSignals
+from numa_collectors.worker import PinnedWorker, StopSignals, WorkerFailure
 
 __all__ = ["FanOutTrainer"]
 
@@ -70,7 +71,7 @@ class FanOutTrainer:
         ``result`` says how far the run came.  Nothing is left behind in any case.
         """
         if self._setup.config.inline:
-            return run_inline(self._setup, self._collector, self._learner, self._sinks)
+            return InlineRun(self._setup, self._collector, self._learner, self._sinks).run()
         return _Run(self._setup, self._collector, self._learner, self._sinks).run()
 
 
@@ -89,6 +90,8 @@ class _Run:
         self._begun_s = time.monotonic()
         self._messages: list[str] = list(setup.warnings)
         self._observer: Observer | None = None
+        self._late: list[WorkerFailure] = []
+        self._pool: CollectorPool | None = None
 
     def run(self) -> RunResult:
         with ExitStack() as stack:
@@ -102,8 +105,10 @@ class _Run:
                 placement=self._setup.placement,
                 topology=self._setup.topology,
                 on_message=self._say,
+                on_restart=self._restarted,
             )
             stack.callback(pool.close)
+            self._pool = pool
             files = RunFiles(self._setup.config)
             stack.callback(files.close)
             self._observer = Observer(self._setup, files, self._sinks)
@@ -137,13 +142,16 @@ class _Run:
             self._start(pool, files)
             status = self._watch(pool)
             self._end(pool)
-        except WorkerFailedError as error:
+        except NumaCollectorsError as error:
             self._end(pool)
             result = self._result("failed", pool, files, error=str(error))
             files.write_result(result)
-            raise RunFailedError(str(error), error.failure, result) from None
-        except BaseException:
+            if isinstance(error, WorkerFailedError):
+                raise RunFailedError(str(error), error.failure, result) from None
+            raise
+        except BaseException as error:
             pool.kill()
+            files.write_result(self._result("failed", pool, files, error=f"{type(error).__name__}: {error}"))
             raise
         result = self._result(status, pool, files)
         files.write_result(result)
@@ -154,7 +162,8 @@ class _Run:
         for message in self._messages:
             self._observer.console.message(message)
         names = [worker.name for worker in pool.workers]
-        self._reports = dict(zip(names, pool.start(), strict=True))
+        reports = pool.start(cancelled=lambda: self._signals.requested is not None)
+        self._reports = dict(zip(names, reports, strict=False))
         files.write_placement({name: report.to_dict() for name, report in self._reports.items()})
         self._observer.begin(self._reports)
 
@@ -168,24 +177,45 @@ class _Run:
             self._observer.tick(pool.workers)
             learner = pool.workers[-1]  # a restart puts the next generation in its place
             if learner.exitcode is not None and learner.finished:
-                return "finished"
+                return self._verdict(learner)
         self._say(f"{self._signals.requested}: ending in an orderly way; once more kills")
         return "interrupted"
 
+    def _verdict(self, learner: PinnedWorker) -> RunStatus:
+        report: LearnerReport | None = learner.result
+        if report is None or not report.complete:
+            raise WorkerFailedError(
+                f"the learner ended before the target of {self._setup.config.planned_env_steps} env steps: every ring had ended"
+            )
+        return "finished"
+
+    def _restarted(self, worker: PinnedWorker) -> None:
+        """Have the collectors make again what a dead learner had taken in since the checkpoint it goes on from."""
+        if isinstance(worker, LearnerWorker) and self._pool is not None:
+            rings, options = self._pool.rings, self._setup.options
+            taken = sum(ring.released * options.envs_of(rank) for rank, ring in enumerate(rings))
+            kept = worker.start_env_steps - self._setup.start.env_steps
+            self._pool.add_to_quotas(taken - kept)
+
     def _end(self, pool: CollectorPool) -> None:
-        """Collectors first, so that the learner takes in what they committed; one deadline for all."""
+        """Collectors first, so that the learner takes in what they committed; half of the one deadline is the learner's."""
         assert self._observer is not None
-        deadline = time.monotonic() + self._setup.config.shutdown_timeout_s
+        timeout_s = self._setup.config.shutdown_timeout_s
+        begun_s = time.monotonic()
         for worker in pool.collectors:
             worker.request_stop()
         for worker in pool.collectors:
-            worker.join(max(0.0, (deadline - time.monotonic()) / 2))
-        pool.stop(max(0.5, deadline - time.monotonic()))
+            worker.join(max(0.0, begun_s + timeout_s / 2 - time.monotonic()))
+        self._late = pool.stop(max(timeout_s / 2, begun_s + timeout_s - time.monotonic()))
         self._observer.take(pool.workers)
+        for failure in self._late:
+            self._say(str(failure))
 
     def _result(self, status: RunStatus, pool: CollectorPool, files: RunFiles, error: str | None = None) -> RunResult:
         learner = pool.workers[-1]
         report: LearnerReport | None = learner.result
+        late = [failure.summary for failure in self._late if failure.role == "learner"]
+        error = error or (late[0] if late else None) or (report.error if report else None)
         stats = learner.stats or {}
         start = self._setup.start
         return RunResult(
@@ -195,7 +225,7 @@ class _Run:
             weight_version=report.progress.weight_version if report else stats.get("weight_version", 0),
             wall_s=time.monotonic() - self._begun_s,
             run_dir=files.run_dir,
-            checkpoint=report.checkpoint if report else None,
+            checkpoint=report.checkpoint if report else checkpoint.latest(files.run_dir),
             signal=self._signals.requested,
             discarded_slots=report.discarded_slots if report else sum(ring.fill for ring in pool.rings),
             num_restarts=pool.num_restarts,

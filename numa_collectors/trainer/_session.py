@@ -14,12 +14,12 @@ from numa_collectors.checkpoint import Progress
 from numa_collectors.config import RunConfig
 from numa_collectors.errors import CheckpointError, ConfigError
 from numa_collectors.exchange import Exchange
-from numa_collectors.learner import DeviceIntake, Learner, LearnerContext, LearnerFactory, WeightStager
+from numa_collectors.learner import DeviceIntake, Learner, LearnerContext, LearnerFactory, WeightStager, use_device
 from numa_collectors.rings import TransitionRing
 from numa_collectors.seeds import stream_seed
 from numa_collectors.snapshots import WeightSnapshot, WeightSpec
 from numa_collectors.trainer._governor import Governor
-from numa_collectors.trainer._loop import LearnerLoop
+from numa_collectors.trainer._loop import LearnerLoop, LoopLimits
 
 __all__ = ["LearnerPlan", "LearnerReport", "LearnerSession"]
 
@@ -54,6 +54,7 @@ class LearnerReport:
     complete: bool
     checkpoint: Path | None
     discarded_slots: int
+    error: str | None = None
 
 
 class LearnerSession:
@@ -76,6 +77,7 @@ class LearnerSession:
         self._excuse = excuse
         self._say = say
         config = plan.config
+        use_device(plan.device)
         self.learner = self._build()
         self.exchange = Exchange(rings, snapshots, first_version=plan.start.weight_version)
         self._intake = DeviceIntake(self.exchange, plan.device)
@@ -86,9 +88,12 @@ class LearnerSession:
             intake=self._intake,
             stager=WeightStager(plan.weights, plan.device),
             num_envs=plan.num_envs,
-            # Slot by slot, strict makes the updates in the order of the synchronous algorithm.
-            max_ingest_slots=1 if config.utd_mode == "strict" else config.max_ingest_per_iter,
-            publish_interval=config.weight_publish_interval,
+            limits=LoopLimits(
+                target_env_steps=config.planned_env_steps - plan.start.env_steps,
+                # Slot by slot, strict makes the updates in the order of the synchronous algorithm.
+                max_ingest_slots=1 if config.utd_mode == "strict" else config.max_ingest_per_iter,
+                publish_interval=config.weight_publish_interval,
+            ),
         )
         self._saved: tuple[int, int] | None = None
         self._next_save_s = time.monotonic() + (config.checkpoint_interval_s or float("inf"))
@@ -141,15 +146,14 @@ class LearnerSession:
             self._save_or_say()
         return complete
 
-    def end(self, *, complete: bool) -> LearnerReport:
+    def end(self) -> LearnerReport:
         """Take in what is still there, save the final checkpoint, and report.  Publishes the last weights."""
-        discarded = 0
-        if not complete:
+        if not self.loop.complete:
             self.loop.ingest_rest()
-            discarded = sum(consumer.fill for consumer in self.exchange.consumers)
+        discarded = sum(consumer.fill for consumer in self.exchange.consumers)
         self.loop.publish_now()
-        path = self._save_or_say()
-        return LearnerReport(self.progress, complete, path, discarded)
+        error = self._save_or_say()
+        return LearnerReport(self.progress, self.loop.complete, checkpoint.latest(self._plan.run_dir), discarded, error)
 
     @property
     def progress(self) -> Progress:
@@ -169,19 +173,19 @@ class LearnerSession:
             },
         )
 
-    def _save_or_say(self) -> Path | None:
-        """Save unless nothing changed; a save that fails leaves the last checkpoint standing and the run going."""
+    def _save_or_say(self) -> str | None:
+        """Save unless nothing changed; a failure leaves the last checkpoint standing and the run going, and is returned."""
         progress = self.progress
         if self._saved == (progress.env_steps, progress.updates):
-            return checkpoint.latest(self._plan.run_dir)
+            return None
         try:
             with self._excuse():
-                path = self.save()
+                self.save()
         except CheckpointError as error:
-            self._say(f"no checkpoint was written, the last one stands: {error}")
-            return checkpoint.latest(self._plan.run_dir)
+            self._say(str(error))
+            return str(error)
         self._saved = (progress.env_steps, progress.updates)
-        return path
+        return None
 
     def save(self) -> Path:
         """Write a checkpoint of now and drop the oldest beyond ``keep_checkpoints``."""
@@ -217,7 +221,8 @@ class LearnerSession:
             "train": {name: float(value) for name, value in train.items()},
         }
 
-    def close(self) -> None:
-        """Let go of the rings' memory and tell the producers that nobody reads any more."""
+    def close(self, *, for_good: bool = True) -> None:
+        """Let go of the rings' memory; ``for_good`` tells the producers that nobody will ever read any more."""
         self._intake.close()
-        self.exchange.close()
+        if for_good:
+            self.exchange.close()

@@ -14,7 +14,8 @@ from numa_collectors.collector import CollectorFactory, check_picklable
 from numa_collectors.config import RunConfig
 from numa_collectors.errors import CheckpointError, ConfigError
 from numa_collectors.learner import LearnerFactory, resolve_device
-from numa_collectors.placement import Placement, PlacementRequest, WorkerPlacement, plan
+from numa_collectors.metrics import check_run_dir
+from numa_collectors.placement import Placement, PlacementRequest, plan, unbound
 from numa_collectors.pool import PoolOptions
 from numa_collectors.rings import Schema
 from numa_collectors.snapshots import WeightSpec
@@ -60,6 +61,8 @@ def prepare(
     check_picklable(learner, "the learner factory")
     learner_device, first = resolve_device(config.learner_device)
     collector_device, second = resolve_device(config.collector_inference_device)
+    if config.run_dir is not None:
+        check_run_dir(config.run_dir, resume=config.resume is not None)
     topology = Topology.discover()
     placement = _place(config, topology, learner_device)
     start, generation, resume_from = _resume_point(config, {"schema": schema, "weights": weights})
@@ -76,7 +79,8 @@ def prepare(
             f"{name}: {text}"
             for name, text in (("learner_device", first), ("collector_inference_device", second))
             if text is not None
-        ),
+        )
+        + _resume_warnings(config, start, resume_from),
         start=start,
         generation=generation,
         resume_from=resume_from,
@@ -88,8 +92,7 @@ def _place(config: RunConfig, topology: Topology, learner_device: str) -> Placem
     gpu = (device.index or 0) if device.type == "cuda" else None
     if config.binding == "off" or config.inline:
         reason = "inline: one process, nothing is bound" if config.inline else "binding=off: nothing is bound"
-        collectors = tuple(WorkerPlacement("collector", rank) for rank in range(config.num_collectors))
-        return Placement(WorkerPlacement("learner", 0), collectors, (reason,))
+        return unbound(config.num_collectors, reason)
     return plan(topology, PlacementRequest(**config.placement_values(gpu)))
 
 
@@ -99,7 +102,7 @@ def _resume_point(config: RunConfig, specs: Mapping[str, Schema | WeightSpec]) -
         return Progress(env_steps=0, updates=0), 0, None
     source = config.run_dir if config.resume == "latest" else Path(config.resume)
     assert source is not None
-    loaded = checkpoint.load(source)
+    loaded = checkpoint.read_manifest(source)
     checkpoint.check_matches(loaded, {name: f"{spec.fingerprint:016x}" for name, spec in specs.items()})
     if loaded.progress.env_steps >= config.planned_env_steps:
         raise CheckpointError(
@@ -108,6 +111,16 @@ def _resume_point(config: RunConfig, specs: Mapping[str, Schema | WeightSpec]) -
         )
     generations = [int(counters.get("generation", 0)) for counters in loaded.progress.collectors.values()]
     return loaded.progress, max(generations, default=0) + 1, loaded.path
+
+
+def _resume_warnings(config: RunConfig, start: Progress, resume_from: Path | None) -> tuple[str, ...]:
+    left = config.planned_env_steps - start.env_steps
+    if resume_from is None or config.learning_starts < left:
+        return ()
+    return (
+        f"learning_starts={config.learning_starts} is no less than the {left} env steps that are left: unless the checkpoint "
+        "holds the replay memory, this session makes no update",
+    )
 
 
 def _pool_options(config: RunConfig, device: str, start: Progress, generation: int) -> PoolOptions:
@@ -128,6 +141,7 @@ def _pool_options(config: RunConfig, device: str, start: Progress, generation: i
         device=device,
         binding=config.binding,
         memory_policy=config.memory_policy,
+        huge_pages=config.huge_pages,
         on_collector_exit=config.on_collector_exit,
         on_learner_exit=config.on_learner_exit,
         min_collectors=config.min_collectors,

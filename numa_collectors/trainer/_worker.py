@@ -37,7 +37,6 @@ class LearnerWorker(PinnedWorker):
         self._rings = tuple(rings)
         self._snapshots = tuple(snapshots)
         self._session: LearnerSession | None = None
-        self._complete = False
         self._failed = False
         self._next_stats_s = 0.0
 
@@ -50,9 +49,9 @@ class LearnerWorker(PinnedWorker):
         following = super().successor()
         newest = checkpoint.latest(self._plan.run_dir)
         if newest is not None:
-            progress = checkpoint.load(newest).progress
+            progress = checkpoint.read_manifest(newest).progress
             following._plan = replace(self._plan, resume_from=newest, start=progress)
-        following._complete = following._failed = False
+        following._failed = False
         return following
 
     def setup(self) -> None:
@@ -69,21 +68,27 @@ class LearnerWorker(PinnedWorker):
     def step(self) -> bool:
         session = self._running()
         try:
-            self._complete = session.round(_WAIT_S)
+            ended = session.round(_WAIT_S)
         except BaseException:
             self._failed = True
             raise
         if time.monotonic() >= self._next_stats_s:
             self._post(session)
-        return self._complete
+        return ended
 
     def teardown(self) -> None:
         session = self._running()
         # After an error the learner's state is not to be trusted: the last checkpoint stands.
         if not self._failed:
-            self.set_result(session.end(complete=self._complete))
+            self.set_result(session.end())
         self._post(session)
-        session.close()
+        # The rings stay open after a failure: a next generation may take them over.
+        session.close(for_good=not self._failed)
+
+    @property
+    def start_env_steps(self) -> int:
+        """Where this generation takes up the run."""
+        return self._plan.start.env_steps
 
     def _post(self, session: LearnerSession) -> None:
         self._next_stats_s = time.monotonic() + _STATS_INTERVAL_S

@@ -32,7 +32,7 @@ class CountingLearner:
     ) -> None:
         self.ctx = ctx
         self.delay_s = delay_s
-        self.fail_at = fail_at
+        self.fail_at = None if ctx.resumed else fail_at
         self.kill_at = None if ctx.resumed else kill_at
         self.next_serial = [0] * ctx.num_collectors
         self.updates = 0
