@@ -45,6 +45,7 @@ class Mode:
     learner_bound: bool = False
     bounded: bool = False
     step_ms: float = 0.0
+    iterations: int | None = None
 
 
 MODES = {
@@ -54,7 +55,11 @@ MODES = {
         "learner_bound with strict's ratio as utd_min, 2 collectors", (1, 2), learner_bound=True, bounded=True
     ),
     "slow-2": Mode(
-        "learner_bound, 2 collectors, environments slowed to 20 ms a step", (1,), learner_bound=True, step_ms=20.0
+        "learner_bound, 2 collectors, 300 iterations of environments slowed to 200 ms a step",
+        (1,),
+        learner_bound=True,
+        step_ms=200.0,
+        iterations=300,
     ),
 }
 
@@ -74,6 +79,7 @@ def run_motrix(mode: Mode, seed: int, directory: Path) -> dict[str, Any]:
     overrides += [f"{options}num_collectors={mode.num_collectors}"]
     overrides += [f"{options}utd_mode=learner_bound"] if mode.learner_bound else []
     overrides += [f"hydra.searchpath=[file://{ROOT / 'examples' / 'motrix_fastsac' / 'configs'}]"]
+    overrides += [f"algo.trainer.num_learning_iterations={mode.iterations}"] if mode.iterations else []
     with initialize_config_module("motrix_rl.configs", version_base=None):
         composed = compose("train", overrides=overrides)
     config = to_typed_config(composed, TrainConfig)
