@@ -69,6 +69,17 @@ def _shm_names() -> set[str]:
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
 
+def _used_elsewhere(name: str) -> bool:
+    """Return whether another process maps the name: then it is that one's, and not something that a test left."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if maps.parent.name != str(os.getpid()) and f"/dev/shm/{name}" in maps.read_text():
+                return True
+        except OSError:  # the process has ended since it was listed, or is another user's
+            continue
+    return False
+
+
 def _live_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if not thread.daemon}
 
@@ -98,7 +109,8 @@ def _leaves_nothing_behind() -> Iterator[None]:
     assert not children, f"child processes left behind: {sorted(children)}"
     assert not descriptors, f"descriptors left open: {descriptors}"
     assert not threads, f"threads left running: {sorted(threads)}"
-    assert _shm_names() - names == set(), "names left in /dev/shm"
+    left = {name for name in _shm_names() - names if not _used_elsewhere(name)}
+    assert not left, f"names left in /dev/shm: {sorted(left)}"
     assert os.sched_getaffinity(0) == affinity, "the test changed the affinity of its process"
     assert _policy() == policy, "the test changed the memory policy of its thread"
 

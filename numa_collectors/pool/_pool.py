@@ -147,7 +147,7 @@ class CollectorPool:
         """Have a further worker (a learner, an evaluator) started, watched and stopped with the pool's; before ``start``."""
         self._group.workers.append(worker)
 
-    def start(self, cancelled: Callable[[], bool] = lambda: False) -> list[BindReport]:
+    def start(self, cancelled: Callable[[], bool] | None = None) -> list[BindReport]:
         """Start all workers and wait until they are ready; return what each binding was found to be, collectors first.
 
         Returns an empty list as soon as ``cancelled()`` is true; workers may then be at any point of their start.
@@ -156,7 +156,7 @@ class CollectorPool:
         self._group.start()
         starting = (WorkerState.CREATED, WorkerState.STARTING)
         while any(worker.state in starting for worker in self.workers) and time.monotonic() < deadline:
-            if cancelled():
+            if cancelled is not None and cancelled():
                 return []
             if any(worker.failure is not None for worker in self.workers):
                 break
