@@ -175,6 +175,8 @@ def run_one(case: str, mode_name: str, seed: int) -> dict[str, Any]:
         found = (run_motrix if case == MOTRIX else run_mujoco)(mode, seed, directory)
         run_dir = Path(found.pop("run_dir"))
         outcome = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+        if outcome["status"] != "finished":
+            raise RuntimeError(f"{case} {mode_name} seed {seed} ended early: {outcome}")
         episodes = json.loads((directory / "episodes.json").read_text(encoding="utf-8"))
         points = curve(episodes, found["num_envs"])
         log = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
