@@ -131,6 +131,8 @@ class InlineRun:
             self._loops.append(build_loop(self._collector, context, ring, snapshot, loop_options))
             stack.callback(self._loops[-1].close)
         observer.begin({})
+        # The first counters are the base that the first log point's rates are differences to.
+        self._take_counters(session, observer)
         return session
 
     def _turns(self, session: LearnerSession, observer: Observer) -> RunStatus:
