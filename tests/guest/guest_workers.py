@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from guest_support import page_nodes, private_pages
 
+from numa_collectors.worker import PinnedWorker
+
 if TYPE_CHECKING:
     from numa_collectors.rings import TransitionRing
     from numa_collectors.shm import Region
     from numa_collectors.snapshots import WeightSnapshot
 
-__all__ = ["collect", "nodes_of"]
+__all__ = ["Reporting", "collect", "nodes_of"]
 
 DEADLINE_S = 240.0
 
@@ -44,3 +46,34 @@ def collect(ring: TransitionRing, snapshot: WeightSnapshot, num_slots: int, pipe
     pipe.close()
     ring.close()
     snapshot.close()
+
+
+class Reporting(PinnedWorker):
+    """Says where its own pages and those of multiprocessing's resource tracker may be, when its code begins."""
+
+    def setup(self) -> None:
+        from multiprocessing import resource_tracker
+
+        tracker_pid = resource_tracker._resource_tracker._pid or _tracker_of(os.getppid())
+        self.set_result(
+            {
+                "pages": private_pages(),
+                "cpus": sorted(os.sched_getaffinity(0)),
+                "threads": os.environ.get("OMP_NUM_THREADS"),
+                "tracker_cpus": sorted(os.sched_getaffinity(tracker_pid)),
+            }
+        )
+
+    def step(self) -> bool:
+        return True
+
+
+def _tracker_of(parent_pid: int) -> int:
+    """The pid of the parent's resource tracker: the child of it that runs that module."""
+    for task in os.listdir(f"/proc/{parent_pid}/task"):
+        with open(f"/proc/{parent_pid}/task/{task}/children") as file:
+            for pid in file.read().split():
+                with open(f"/proc/{pid}/cmdline", "rb") as command:
+                    if b"resource_tracker" in command.read():
+                        return int(pid)
+    raise RuntimeError("the parent has no resource tracker")
