@@ -28,7 +28,7 @@ def test_stop_is_orderly_idempotent_and_takes_grandchildren_along() -> None:
     assert isinstance(below, list)
     assert running(below) == below
     assert group.stop() == []
-    assert running(below) == [], "also the one that had a session of its own"
+    until(lambda: not running(below), "the end of all, also of the one that had a session of its own")
     assert [worker.state for worker in group.workers] == [WorkerState.EXITED] * 2
     assert group.stop() == []
     group.kill()
