@@ -128,10 +128,11 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     Raises :class:`CheckpointError` that names what is missing or damaged.  It never falls back to an older checkpoint
     by itself: give that one's path.
     """
-    known = read_manifest(path)
-    for name, entry in _read_manifest(known.path)["files"].items():
-        _verify_file(known.path / name, entry)
-    return replace(known, state=_load_state(known.path / STATE_NAME))
+    found = _find(path)
+    manifest = _read_manifest(found)
+    for name, entry in manifest["files"].items():
+        _verify_file(found / name, entry)
+    return replace(_described(found, manifest), state=_load_state(found / STATE_NAME))
 
 
 def _find(path: str | os.PathLike[str]) -> Path:
@@ -149,7 +150,10 @@ def read_manifest(path: str | os.PathLike[str]) -> Checkpoint:
     Raises :class:`CheckpointError`.
     """
     found = _find(path)
-    manifest = _read_manifest(found)
+    return _described(found, _read_manifest(found))
+
+
+def _described(found: Path, manifest: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(
         path=found,
         progress=_progress_of(found, manifest),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from numa_collectors._cpulist import format_cpulist
 from numa_collectors.errors import PlacementError
 from numa_collectors.placement.cores import UsableCore, num_fitting
 from numa_collectors.placement.model import PlacementRequest
@@ -112,11 +111,3 @@ def _roomiest(request: PlacementRequest, cores: Mapping[int, Sequence[UsableCore
     # Next to the collectors where two cores can be spared there, else wherever there is most room.
     near = [node for node in candidates if spare(node) >= 2]
     return near[0] if near else max(cores, key=lambda node: (spare(node), -node))
-
-
-def describe_nodes(cores: Mapping[int, Sequence[UsableCore]]) -> str:
-    """Return ``node 0: 8 cores, CPUs 0-15; ...`` for messages."""
-    return "; ".join(
-        f"node {node}: {len(own)} cores, CPUs {format_cpulist(cpu for core in own for cpu in core.cpus)}"
-        for node, own in cores.items()
-    )
