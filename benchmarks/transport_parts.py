@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -93,10 +94,30 @@ def fences(options: argparse.Namespace) -> dict[str, float]:
     return measured
 
 
-def _paced(pipe: Connection, ring: TransitionRing, gap_s: float, count: int) -> None:
+def _pin(cpu: int | None) -> None:
+    if cpu is not None:
+        os.sched_setaffinity(0, {cpu})
+
+
+@contextlib.contextmanager
+def _on_first_cpu() -> Iterator[list[int | None]]:
+    """This process on the first CPU; gives the others, last first, for the processes at the other side.
+
+    They are told theirs by number: a child is born with its parent's mask, and could not find the others by itself.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield [None]
+        return
+    before = os.sched_getaffinity(0)
+    first, *others = sorted(before)
+    os.sched_setaffinity(0, {first})
+    yield list(reversed(others)) or [None]
+    os.sched_setaffinity(0, before)
+
+
+def _paced(pipe: Connection, ring: TransitionRing, cpu: int | None, gap_s: float, count: int) -> None:
     """Commit a slot every ``gap_s`` seconds, looking at the clock all the time, so that this side never sleeps."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    _pin(cpu)
     producer = ring.producer()
     values = {field.name: np.ones(field.shape, field.dtype) for field in ring.schema.fields}
     pipe.recv()
@@ -109,12 +130,12 @@ def _paced(pipe: Connection, ring: TransitionRing, gap_s: float, count: int) -> 
     ring.close()
 
 
-def _handover(gap_s: float, count: int) -> dict[str, float]:
-    """Microseconds from commit to a consumer that has the slot in hand."""
+def _handover(cpu: int | None, gap_s: float, count: int) -> dict[str, float]:
+    """Microseconds from commit to a consumer that has the slot in hand, the producer being on ``cpu``."""
     context = multiprocessing.get_context("spawn")
     with TransitionRing.create(PER_ENV.with_leading(32), capacity=8) as ring:
         pipe, theirs = context.Pipe()
-        process = context.Process(target=_paced, args=(theirs, ring, gap_s, count), daemon=True)
+        process = context.Process(target=_paced, args=(theirs, ring, cpu, gap_s, count), daemon=True)
         process.start()
         theirs.close()
         consumer = ring.consumer()
@@ -140,17 +161,13 @@ def _handover(gap_s: float, count: int) -> dict[str, float]:
 
 def handovers(options: argparse.Namespace) -> dict[str, Any]:
     """Hand-over times while both run and while the consumer sleeps, and what a waiting consumer costs."""
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if affinity:
-        os.sched_setaffinity(0, {min(affinity)})
-    measured: dict[str, Any] = {
-        "both_running": _handover(15e-6, 2_000 if options.quick else 50_000),
-        "consumer_asleep": _handover(2e-3, 100 if options.quick else 1_000),
-    }
-    if options.handovers:
-        measured["many"] = _handover(0.0, options.handovers)
-    if affinity:
-        os.sched_setaffinity(0, affinity)
+    with _on_first_cpu() as others:
+        measured: dict[str, Any] = {
+            "both_running": _handover(others[0], 15e-6, 2_000 if options.quick else 50_000),
+            "consumer_asleep": _handover(others[0], 2e-3, 100 if options.quick else 1_000),
+        }
+        if options.handovers:
+            measured["many"] = _handover(others[0], 0.0, options.handovers)
     with TransitionRing.create(PER_ENV, capacity=8) as ring:
         consumer = ring.consumer()
         wall, cpu = time.perf_counter(), time.process_time()
@@ -159,10 +176,8 @@ def handovers(options: argparse.Namespace) -> dict[str, Any]:
     return measured
 
 
-def _read(pipe: Connection, snapshot: WeightSnapshot, cpu_from_end: int) -> None:
-    if hasattr(os, "sched_setaffinity"):
-        cpus = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cpus[-1 - cpu_from_end % len(cpus)]})
+def _read(pipe: Connection, snapshot: WeightSnapshot, cpu: int | None) -> None:
+    _pin(cpu)
     reader = snapshot.reader()
     pipe.send("ready")
     num_loads = 0
@@ -190,15 +205,17 @@ def _publish_ms(snapshots_: list[WeightSnapshot], count: int, pause_s: float) ->
     return taken
 
 
-def _against_readers(nbytes: int, num_readers: int, count: int, *, stopped: bool, pause_s: float) -> dict[str, float]:
-    """Publish to ``num_readers`` snapshots, each with a reader in a loop or stopped."""
+def _against_readers(
+    nbytes: int, cpus: list[int | None], count: int, *, stopped: bool, pause_s: float
+) -> dict[str, float]:
+    """Publish to as many snapshots as there are ``cpus``, each with a reader there in a loop or stopped."""
     context = multiprocessing.get_context("spawn")
     spec = WeightSpec([TensorSpec("flat", "float32", (nbytes // 4,))])
-    made = [WeightSnapshot.create(spec) for _ in range(num_readers)]
+    made = [WeightSnapshot.create(spec) for _ in cpus]
     pipes, processes = [], []
-    for index, snapshot in enumerate(made):
+    for cpu, snapshot in zip(cpus, made, strict=True):
         pipe, theirs = context.Pipe()
-        process = context.Process(target=_read, args=(theirs, snapshot, index), daemon=True)
+        process = context.Process(target=_read, args=(theirs, snapshot, cpu), daemon=True)
         process.start()
         theirs.close()
         pipe.recv()
@@ -251,12 +268,8 @@ def snapshots(options: argparse.Namespace) -> dict[str, Any]:
             reader.poll()
             times.append((time.perf_counter() - start) * 1e3)
         measured["publish_and_load_1_mib_ms"] = statistics.median(times)
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if affinity:
-        os.sched_setaffinity(0, {min(affinity)})
-    measured["no_pause_1_mib"] = _against_readers(1 << 20, 1, count, stopped=False, pause_s=0)
-    measured["paced_1_mib"] = _against_readers(1 << 20, 1, count, stopped=False, pause_s=0.001)
-    measured["stopped_1_mib"] = _against_readers(1 << 20, 1, count, stopped=True, pause_s=0.001)
-    if affinity:
-        os.sched_setaffinity(0, affinity)
+    with _on_first_cpu() as others:
+        measured["no_pause_1_mib"] = _against_readers(1 << 20, others[:1], count, stopped=False, pause_s=0)
+        measured["paced_1_mib"] = _against_readers(1 << 20, others[:1], count, stopped=False, pause_s=0.001)
+        measured["stopped_1_mib"] = _against_readers(1 << 20, others[:1], count, stopped=True, pause_s=0.001)
     return measured

@@ -285,9 +285,10 @@ def wait_any(consumers: Sequence[Consumer], timeout_s: float | None = None) -> b
         raise ValueError("wait_any() needs at least one consumer")
     checks = [consumer.has_slots_or_ended for consumer in consumers]
 
-    def ready() -> bool:
+    def any_ready() -> bool:
         return any(check() for check in checks)
 
+    ready = any_ready if len(checks) > 1 else checks[0]
     if ready():
         return True
     if timeout_s is not None and timeout_s <= 0:

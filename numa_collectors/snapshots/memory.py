@@ -20,8 +20,8 @@ W_CLAIM = 2 * _LINE_WORDS
 W_COUNTERS = 4 * _LINE_WORDS
 C_PID, C_START, C_LIVE = range(3)
 
-NUM_SLOTS = 2
-SLOT_BITS = 1
+NUM_SLOTS = 3
+SLOT_BITS = 2
 """Slots of a snapshot, and the bits that hold a slot's index in the LATEST word."""
 
 _HEADER_BYTES = 4096

@@ -182,6 +182,31 @@ def test_a_container_that_was_pushed_before_is_looked_at_again() -> None:
         assert span["y"].tolist() == [[0.0, 0.0], [5.0, 5.0]]
 
 
+def test_arrays_pushed_again_and_again_arrive_as_they_are_at_each_push() -> None:
+    schema = Schema([Field("x", "float32", (2, 3)), Field("done", "bool", (2,)), Field("half", "float16")])
+    with TransitionRing.create(schema, capacity=32) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        exact = np.zeros((2, 3), np.float32)
+        cast, strided = np.zeros((2, 3), np.float64), np.zeros((3, 2), np.float32).T
+        done, half = np.zeros(2, bool), np.zeros((), np.float16)
+        number = 0
+        for x in (exact, cast, strided, exact):
+            for _ in range(4):  # checked, recognised, then copied by their bytes where that is the same
+                number += 1
+                x[...] = np.arange(6).reshape(2, 3) + number
+                done[...] = (number % 2 == 0, number % 3 == 0)
+                half[...] = number / 4
+                assert producer.push({"x": x, "done": done, "half": half}, timeout_s=0)
+        with pytest.raises(NumaCollectorsError, match=r"'done': expected bool\[2\], got bool\[3\]"):
+            producer.push({"x": exact, "done": np.zeros(3, bool), "half": half})
+        span = consumer.peek()
+        assert span is not None
+        numbers = np.arange(1, number + 1)
+        np.testing.assert_array_equal(span["x"], numbers[:, None, None] + np.arange(6).reshape(2, 3))
+        np.testing.assert_array_equal(span["done"], np.stack([numbers % 2 == 0, numbers % 3 == 0], axis=1))
+        np.testing.assert_array_equal(span["half"], numbers / 4)
+
+
 def test_metadata_travel_with_the_slot() -> None:
     with TransitionRing.create(SMALL, capacity=2) as ring:
         producer, consumer = ring.producer(generation=5), ring.consumer()

@@ -13,7 +13,7 @@ import pytest
 
 from numa_collectors.errors import NodeCapacityError, NumaCollectorsError, SchemaMismatchError
 from numa_collectors.snapshots import TensorSpec, WeightSnapshot, WeightSpec
-from numa_collectors.snapshots.memory import W_CLAIM, W_LATEST, counter_word
+from numa_collectors.snapshots.memory import NUM_SLOTS, W_CLAIM, W_LATEST, counter_word
 from numa_collectors.testing.processes import block_until_killed, child
 from numa_collectors.testing.snapshot import MIXED_SPEC, SnapshotConformance, check_weights, planted_weights
 
@@ -48,7 +48,7 @@ def test_a_publisher_killed_in_the_odd_state_stops_nobody(stage: str, num_whole:
             last = publisher.receive()
             publisher.kill()
         assert last == num_whole - 1
-        assert snapshot._memory.words[counter_word(0)] % 2 + snapshot._memory.words[counter_word(1)] % 2 == 1
+        assert sum(snapshot._memory.words[counter_word(slot)] % 2 for slot in range(NUM_SLOTS)) == 1
         assert reader.poll() == last
         check_weights(reader.weights, last)
         successor = snapshot.publisher()
@@ -75,7 +75,9 @@ def intrude(reader: Any, action: Callable[[], None], times: int) -> None:
     reader._slots = Slots(reader._slots)
 
 
-@pytest.mark.parametrize(("num_publishes", "accepted"), [(1, True), (2, False), (3, False)])
+@pytest.mark.parametrize(
+    ("num_publishes", "accepted"), [(1, True), (NUM_SLOTS - 1, True), (NUM_SLOTS, False), (NUM_SLOTS + 1, False)]
+)
 def test_a_copy_is_thrown_away_when_its_slot_was_written_again(num_publishes: int, accepted: bool) -> None:
     with WeightSnapshot.create(MIXED_SPEC) as snapshot:
         publisher, reader = snapshot.publisher(), snapshot.reader()
@@ -100,7 +102,7 @@ def test_retries_are_bounded_and_old_weights_stay() -> None:
         publisher.publish(planted_weights(1), 1)
 
         def publish() -> None:
-            for _ in range(2):
+            for _ in range(NUM_SLOTS):
                 version = publisher.version + 1
                 publisher.publish(planted_weights(version), version)
 
