@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check lab lab-arm bench convergence acceptance demo-motrix docs dist clean help
+.PHONY: demo test chaos check lab lab-arm bench convergence acceptance demo-motrix docs dist clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,12 @@ demo: $(VENV)/.installed  ## Train FastSAC with two collectors on a MuJoCo task;
 
 test: $(VENV)/.installed  ## Run the whole test suite (lab tests skip, saying why, where qemu or a kernel is missing)
 	$(BIN)/python -m pytest
+
+# The suite has a short form.  CHAOS_SEED=n makes other runs; a failure names the seed of its own.
+CHAOS_KILLS ?= 300
+CHAOS_SEED ?= 0
+chaos: $(VENV)/.installed  ## Kill workers at random points of random runs, at least CHAOS_KILLS (300) times
+	CHAOS_KILLS=$(CHAOS_KILLS) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/python -m pytest tests/chaos -q -s --timeout=7200
 
 check: $(VENV)/.installed  ## Static checks
 	$(BIN)/ruff check .
