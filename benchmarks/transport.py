@@ -35,9 +35,9 @@ from benchmarks.transport_arms import (
     Skipped,
     SpinArm,
     compile_spin_ring,
-    peers,
 )
 from benchmarks.transport_parts import fences, handovers, push_and_pop_ns, snapshots
+from benchmarks.transport_peers import peers
 
 SIZES = {"16 KiB": 16 << 10, "256 KiB": 256 << 10, "2 MiB": 2 << 20, "8 MiB": 8 << 20}
 BARS_C_RING = {"16 KiB": 0.55, "256 KiB": 0.75, "2 MiB": 0.85, "8 MiB": 0.90}

@@ -62,7 +62,7 @@ class _Slot:
 
 def _as_bytes(array: Array) -> memoryview:
     """The bytes of a C-contiguous array.  Copying between two of these is a third of a numpy assignment's cost."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _pick_one(name: str) -> Callable[[Any], tuple[Any, ...]]:
