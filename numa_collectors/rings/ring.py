@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from types import TracebackType
+from typing import NamedTuple
 
 from numa_collectors._futex import full_fence, require_fence
 from numa_collectors.rings.consumer import Consumer
@@ -26,10 +27,21 @@ from numa_collectors.rings.producer import Producer
 from numa_collectors.rings.schema import Schema
 from numa_collectors.shm import Region, RegionPolicy
 
-__all__ = ["TransitionRing"]
+__all__ = ["RingPlan", "TransitionRing"]
 
 
-class _SharedBell:
+class RingPlan(NamedTuple):
+    """What a ring will take: ``stored`` is the schema of its ``num_stored`` slots in memory, of which a producer may lead
+    by ``capacity``; ``num_bytes`` is the whole region's size.
+    """
+
+    stored: Schema
+    num_stored: int
+    capacity: int
+    num_bytes: int
+
+
+class SharedBell:
     """The region of a bell, unmapped with the last of the rings of this process that use it."""
 
     def __init__(self, region: Region) -> None:
@@ -46,7 +58,7 @@ class _SharedBell:
             self._region.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_SharedBell, (self._region,))
+        return (SharedBell, (self._region,))
 
 
 class TransitionRing:
@@ -56,7 +68,7 @@ class TransitionRing:
     or :meth:`consumer`.  Nothing is dropped: a full ring makes the producer wait.
     """
 
-    def __init__(self, region: Region, schema: Schema, name: str, bell: _SharedBell | None = None) -> None:
+    def __init__(self, region: Region, schema: Schema, name: str, bell: SharedBell | None = None) -> None:
         """Attach to the ring of ``schema`` in ``region``; SchemaMismatchError when the region holds something else.
 
         Use :meth:`create` to make one.
@@ -109,20 +121,26 @@ class TransitionRing:
             raise ValueError(f"expected a Schema, got {type(schema).__name__}")
         if max_lead_slots is not None and max_lead_slots < 1:
             raise ValueError(f"max_lead_slots must be at least 1, got {max_lead_slots}")
-        slots = choose_capacity(schema, capacity, max_bytes)
+        plan = cls.plan(schema, capacity=capacity, max_bytes=max_bytes)
         region = Region.create(
             name,
-            ring_bytes(schema, slots),
+            plan.num_bytes,
             node=node,
             policy=policy,
             toucher_cpus=toucher_cpus,
             huge_pages=huge_pages,
         )
         with region.buf[: region.size_bytes // 8 * 8].cast("q") as words:
-            format_header(words, schema, slots, min(slots, max_lead_slots or slots))
+            format_header(words, plan.stored, plan.num_stored, min(plan.capacity, max_lead_slots or plan.capacity))
         ring = cls(region, schema, name)
         ring._owner = True
         return ring
+
+    @classmethod
+    def plan(cls, schema: Schema, *, capacity: int | None = None, max_bytes: int | None = None) -> RingPlan:
+        """Return what :meth:`create` would make, without making it."""
+        slots = choose_capacity(schema, capacity, max_bytes)
+        return RingPlan(schema, slots, slots, ring_bytes(schema, slots))
 
     @staticmethod
     def share_bell(rings: Sequence[TransitionRing]) -> None:
@@ -134,7 +152,7 @@ class TransitionRing:
         bell = Doorbell(region.buf, region.address)
         bell.found()
         bell.release()
-        shared = _SharedBell(region)
+        shared = SharedBell(region)
         for ring in rings:
             ring._bell = shared
             ring._memory.bell = shared.open()
@@ -216,4 +234,4 @@ class TransitionRing:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (TransitionRing, (self.region, self.schema, self.name, self._bell))
+        return (type(self), (self.region, self.schema, self.name, self._bell))

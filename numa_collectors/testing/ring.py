@@ -25,9 +25,16 @@ PLANTED_SCHEMA = Schema(
         Field("frame", "uint8", (5, 13)),
         Field("reward", "float64"),
         Field("done", "bool", (3,)),
+        Field("next_obs", "float32", (17,)),
     ]
 )
-"""Fields of odd sizes, so that padding and alignment are exercised."""
+"""Fields of odd sizes, so that padding and alignment are exercised; ``next_obs`` is mostly the following slot's ``obs``."""
+
+
+def _following(index: Any) -> Any:
+    """``next_obs`` of the slots ``index``, ``(..., 17)``: as if one row's episode ended in every third slot."""
+    ended = (index % 3 == 0)[..., None] & (np.arange(17) == (index % 17)[..., None])
+    return np.where(ended, -1, ((index + 1) % 9973)[..., None])
 
 
 def planted(index: int) -> dict[str, Any]:
@@ -37,6 +44,7 @@ def planted(index: int) -> dict[str, Any]:
         "frame": np.full((5, 13), index * 31 % 251, np.uint8),
         "reward": np.asarray(float(index)),
         "done": np.full(3, index % 2 == 1),
+        "next_obs": _following(np.asarray(index)).astype(np.float32),
     }
 
 
@@ -46,6 +54,7 @@ def plant(slot: Any, index: int) -> None:
     slot["frame"][...] = index * 31 % 251
     slot["reward"][...] = index
     slot["done"][...] = index % 2 == 1
+    slot["next_obs"][...] = _following(np.asarray(index))
 
 
 def check_planted(span: Any, first: int) -> None:
@@ -58,6 +67,7 @@ def check_planted(span: Any, first: int) -> None:
         "frame": span["frame"] == (index * 31 % 251)[:, None, None],
         "reward": span["reward"] == index,
         "done": span["done"] == (index % 2 == 1)[:, None],
+        "next_obs": span["next_obs"] == _following(index),
     }
     for name, equal in checks.items():
         if not equal.all():
@@ -318,8 +328,9 @@ class RingConformance:
         with self.make_ring(PLANTED_SCHEMA, 4) as ring:
             producer = ring.producer()
             with child(_consume, ring, 100, 20) as consumer:
-                while ring.released < 20:
-                    _push(producer, producer.committed, CHILD_TIMEOUT_S)
+                # Until it says so: a consumer that has caught up needs one more slot to have one in hand.
+                while not consumer.pipe.poll():
+                    _push(producer, producer.committed, 0.01)
                 held = consumer.receive()
                 consumer.kill()
             if ring.released != held:

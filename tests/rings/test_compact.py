@@ -1,0 +1,174 @@
+"""A compact ring gives back what was written, as a plain ring does; its side area never overflows and never blocks idly."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from numa_collectors.errors import ConfigError, RingClosedError, SchemaMismatchError
+from numa_collectors.rings import CompactRing, Field, Schema, TransitionRing
+from numa_collectors.rings.endpoint import C_LIVE
+from numa_collectors.rings.layout import W_CONSUMER_CLAIM, W_PRODUCER_CLAIM, ring_bytes
+from numa_collectors.testing.ring import RingConformance
+
+PER_ENV = Schema(
+    [
+        Field("obs", "float32", (3,)),
+        Field("action", "float64", ()),
+        Field("cam", "uint8", (2, 5)),
+        Field("next_obs", "float32", (3,)),
+        Field("terminated", "bool", ()),
+        Field("next_cam", "uint8", (2, 5)),
+    ]
+)
+
+
+SEEDS = st.integers(0, 10**6)
+BEGINS = st.sampled_from(("none", "some", "all"))
+
+
+class TestCompactRing(RingConformance):
+    num_slots = 3_000
+    num_handovers = 100
+
+    def make_ring(self, schema: Schema, capacity: int) -> CompactRing:
+        return CompactRing.create(schema, capacity=capacity)
+
+
+def any_slot(schema: Schema, rng: np.random.Generator) -> dict[str, Any]:
+    """Random bytes in every field: NaN, infinities and negative zeros included."""
+    slot = {}
+    for field in schema.fields:
+        raw = rng.integers(0, 2 if field.dtype == "bool" else 256, field.nbytes, np.uint8)
+        slot[field.name] = raw.view(field.dtype).reshape(field.shape)
+    return slot
+
+
+class LayoutMachine(RuleBasedStateMachine):
+    """The same slots through both layouts, with any pattern of episodes, chunks, wraps, vanished and replaced ends."""
+
+    @initialize(capacity=st.integers(1, 5), num_envs=st.integers(1, 4), lead=st.none() | st.integers(1, 6))
+    def make(self, capacity: int, num_envs: int, lead: int | None) -> None:
+        self.schema = PER_ENV.with_leading(num_envs)
+        self.num_envs, self.limit = num_envs, min(capacity, lead or capacity)
+        self.plain = TransitionRing.create(self.schema, capacity=capacity, max_lead_slots=lead)
+        self.compact = CompactRing.create(self.schema, capacity=capacity, max_lead_slots=lead)
+        self.rings = (self.plain, self.compact)
+        self.producers: list[Any] = [ring.producer() for ring in self.rings]
+        self.consumers: list[Any] = [ring.consumer() for ring in self.rings]
+        self.generation = 0
+        self.last: dict[str, Any] | None = None
+        self.begun: list[int] = []  # rows of each committed slot that do not go on from the slot before
+        self.released = 0
+
+    def room(self) -> bool:
+        rows = self.compact._layout.num_side_rows(self.compact.capacity) - self.num_envs
+        return len(self.begun) - self.released < self.limit and sum(self.begun[self.released :]) <= rows
+
+    def next_slot(self, seed: int, begins: str) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        slot = any_slot(self.schema, rng)
+        going_on = {"none": rng.random(self.num_envs) < 2, "some": rng.random(self.num_envs) < 0.5}.get(begins)
+        if self.last is not None and going_on is not None:
+            for name in ("obs", "cam"):
+                slot[name][going_on] = self.last["next_" + name][going_on]
+        return slot
+
+    def note(self, slot: dict[str, Any]) -> None:
+        rows = [
+            self.last is None or any(slot[name][row].tobytes() != self.last["next_" + name][row].tobytes() for name in ("obs", "cam"))
+            for row in range(self.num_envs)
+        ]  # fmt: skip
+        self.begun.append(sum(rows))
+        self.last = slot
+
+    @rule(seed=SEEDS, begins=BEGINS, in_place=st.booleans())
+    def write(self, seed: int, begins: str, in_place: bool) -> None:
+        step = len(self.begun)
+        assert (self.producers[1].try_reserve() is not None) == self.room()
+        if not self.room():
+            assert not self.producers[1].push(any_slot(self.schema, np.random.default_rng(seed)), timeout_s=0)
+            return
+        slot = self.next_slot(seed, begins)
+        for producer in self.producers:
+            if in_place:
+                views = producer.try_reserve()
+                assert list(views) == list(self.schema.names)
+                for name, value in slot.items():
+                    views[name][...] = value
+                producer.commit(version=step + 1, step=step)
+            else:
+                assert producer.push(slot, version=step + 1, step=step, timeout_s=0)
+        self.note(slot)
+
+    @precondition(lambda self: self.rings)
+    @rule(num_slots=st.integers(2, 6), seed=SEEDS, begins=BEGINS)
+    def write_many(self, num_slots: int, seed: int, begins: str) -> None:
+        for index in range(num_slots):
+            self.write(seed + index, begins if index % 2 else "none", True)
+
+    @rule(most=st.none() | st.integers(1, 6), part=st.sampled_from((0.0, 0.5, 1.0, 1.0)))
+    def read(self, most: int | None, part: float) -> None:
+        """Read in chunks that differ between the two, and release what both have seen of it."""
+        spans = [consumer.peek(max_slots) for consumer, max_slots in zip(self.consumers, (None, most), strict=True)]
+        if self.released == len(self.begun):
+            assert spans == [None, None]
+            return
+        common = min(span.num_slots for span in spans)
+        for values in zip(*([span[name] for name in self.schema.names] for span in spans), strict=True):
+            plain, compact = (value[:common] for value in values)
+            assert (compact.dtype, compact.shape, compact.tobytes()) == (plain.dtype, plain.shape, plain.tobytes())
+            assert not values[1].flags.writeable
+        assert list(spans[1]) == list(self.schema.names)
+        for name, value in spans[1].writable.items():
+            assert np.shares_memory(value, spans[1][name])
+        steps, serials = spans[1].steps.tolist(), range(self.released, self.released + spans[1].num_slots)
+        assert steps == list(serials)
+        assert spans[0].generations[:common].tolist() == spans[1].generations[:common].tolist()
+        num_slots = round(common * part)
+        for consumer in self.consumers:
+            consumer.release(num_slots)
+        self.released += num_slots
+
+    @rule(half_written=st.booleans(), closed=st.booleans(), seed=SEEDS)
+    def replace_producers(self, half_written: bool, closed: bool, seed: int) -> None:
+        self.generation += 1
+        for ring, producer in zip(self.rings, self.producers, strict=True):
+            slot = producer.try_reserve() if half_written else None
+            if slot is not None:
+                for name, value in any_slot(self.schema, np.random.default_rng(seed)).items():
+                    slot[name][...] = value
+                if ring is self.compact:
+                    producer._writer.store(producer.committed)  # the last thing before the commit
+            if closed:
+                producer.close()
+            else:
+                ring._memory.words[W_PRODUCER_CLAIM + C_LIVE] = 0  # as if its process had died
+        self.producers = [ring.producer(self.generation) for ring in self.rings]
+
+    @rule()
+    def replace_consumers(self) -> None:
+        for ring in self.rings:
+            ring._memory.words[W_CONSUMER_CLAIM + C_LIVE] = 0
+        self.consumers = [ring.consumer() for ring in self.rings]
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "rings"):
+            assert self.plain.committed == self.compact.committed == len(self.begun)
+            assert self.plain.released == self.compact.released == self.released
+
+    def teardown(self) -> None:
+        if hasattr(self, "rings"):
+            for ring in self.rings:
+                ring.close()
+
+
+TestLayoutMachine = LayoutMachine.TestCase
+TestLayoutMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
