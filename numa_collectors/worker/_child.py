@@ -59,15 +59,18 @@ class Services:
             self.channel.send("drift", (number, binding.recheck(self.request, self.report)))
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Excuse the lack of heartbeats."""
+    def waiting(self, limit_s: float | None = None) -> Iterator[None]:
+        """Excuse the lack of heartbeats; with ``limit_s``, for that long."""
         if self.channel.pending:
             self.channel.pump()
+        outer_s = self.control.wait_limit_s
+        self.control.wait_limit_s = limit_s
         self.control.add_waiting(1)
         try:
             yield
         finally:
             self.control.heartbeat()
+            self.control.wait_limit_s = outer_s
             self.control.add_waiting(-1)
 
 

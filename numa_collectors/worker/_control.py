@@ -28,6 +28,7 @@ _WAITING = 10
 _STEPS = 11
 _STACK_READY = 12
 _PHASE_SLOT = 13
+_WAIT_LIMIT_MS = 14
 _NUM_WORDS = 16
 
 _PHASE_OFFSET = 8 * _NUM_WORDS
@@ -109,6 +110,16 @@ class Control:
     def add_waiting(self, change: int) -> None:
         """Enter (+1) or leave (-1) a wait; waits may nest."""
         self._words[_WAITING] += change
+
+    @property
+    def wait_limit_s(self) -> float | None:
+        """How long the wait of now may take before it counts as hanging; None without limit."""
+        limit_ms = int(self._words[_WAIT_LIMIT_MS])
+        return limit_ms / 1000 if limit_ms else None
+
+    @wait_limit_s.setter
+    def wait_limit_s(self, limit_s: float | None) -> None:
+        self._words[_WAIT_LIMIT_MS] = 0 if limit_s is None else max(1, round(1000 * limit_s))
 
     @property
     def steps(self) -> int:

@@ -289,6 +289,11 @@ class Handle:
         return self.control.waiting and not self._may_be_silent
 
     @property
+    def wait_limit_s(self) -> float | None:
+        """The limit of the worker's wait of now; None without one, and where silence means nothing anyway."""
+        return self.control.wait_limit_s if self.waiting_only else None
+
+    @property
     def _may_be_silent(self) -> bool:
         return not self.ready or self.stop_requested or self._dying_since is not None
 

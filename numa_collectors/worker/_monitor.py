@@ -40,6 +40,7 @@ class Monitor:
         self._handle = handle
         self._silence = _Stopwatch(hang_timeout_s)
         self._starting = _Stopwatch(start_timeout_s)
+        self._wait = _Stopwatch(None)
         self._heartbeats = -1
         self._state_due_at = 0.0
         self._was_stopped = False
@@ -70,12 +71,23 @@ class Monitor:
         return "start-timeout", hint
 
     def _silent_too_long(self, now: float) -> tuple[FailureKind, str] | None:
-        moved = self._handle.heartbeats != self._heartbeats or (self._handle.excused and not self._stopped_waiting(now))
+        beat = self._handle.heartbeats != self._heartbeats
         self._heartbeats = self._handle.heartbeats
-        if not self._silence.look(now, moved=moved):
+        if self._silence.limit_s is not None and self._waits_too_long(now, beat=beat):
+            return (
+                "hung",
+                f"it was to wait for at most {self._wait.limit_s:g} s; {self._state_hint(f'phase {self._handle.phase}')}",
+            )
+        if not self._silence.look(now, moved=beat or (self._handle.excused and not self._stopped_waiting(now))):
             return None
         advice = "a step that takes long calls heartbeat(), one that blocks on purpose does so inside waiting()"
         return "hung", f"no heartbeat for {self._silence.still_s:.1f} s; {self._state_hint(advice)}"
+
+    def _waits_too_long(self, now: float, *, beat: bool) -> bool:
+        self._wait.limit_s = self._handle.wait_limit_s
+        if self._wait.limit_s is None:
+            self._wait = _Stopwatch(None)
+        return self._wait.look(now, moved=beat)
 
     def _stopped_waiting(self, now: float) -> bool:
         """Whether the only excuse is a wait from which the worker cannot wake, since its process is stopped."""

@@ -120,9 +120,12 @@ class PinnedWorker(abc.ABC):
         """Name what is being done now, up to 63 bytes; failure records show it."""
         self._in_child().control.set_phase(phase)
 
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for blocking on purpose, on a full ring say: such a worker is not taken for hung."""
-        return self._in_child().waiting()
+    def waiting(self, limit_s: float | None = None) -> contextlib.AbstractContextManager[None]:
+        """Return a context for blocking on purpose, on a full ring say: such a worker is not taken for hung.
+
+        ``limit_s`` is for work that takes long but not for ever, such as compiling or saving: beyond it the worker hangs.
+        """
+        return self._in_child().waiting(limit_s)
 
     def post_stats(self, stats: dict[str, Any]) -> None:
         """Offer statistics; a newer offer replaces one that was not taken yet, so send cumulative counters."""

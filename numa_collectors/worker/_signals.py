@@ -19,15 +19,34 @@ class StopSignals:
 
     The second kills every worker of this process, gives the previous handlers back and raises ``KeyboardInterrupt``
     or ``SystemExit(143)``, so that nothing waits any longer.  Python delivers signals to the main thread only; in
-    another thread the context does nothing, and the main thread's own handlers stay in force.
+    another thread the context installs nothing, and the main thread's own handlers stay in force: have them call
+    :meth:`request` (a ``StopSignals(other.request)`` in the main thread does).  A main thread that ended by an uncaught
+    ``KeyboardInterrupt``, with this one still running, counts as the first SIGINT.
 
     A callback runs in a signal handler: it sets a flag or an event, and takes no lock that the main thread may hold.
     """
 
     def __init__(self, *callbacks: Callable[[str], None]) -> None:
-        self.requested: str | None = None
+        self._requested: str | None = None
         self._callbacks = callbacks
         self._previous: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> str | None:
+        """The first signal that came, or that :meth:`request` was told of; None before."""
+        if self._requested is None and not self._previous and _main_thread_was_interrupted():
+            self.request("SIGINT")
+        return self._requested
+
+    def request(self, signal_name: str = "SIGINT") -> None:
+        """Do what the first ``signal_name`` ("SIGINT" or "SIGTERM") would; from any thread, also in a signal handler.
+
+        Later calls change nothing.
+        """
+        if self._requested is None:
+            self._requested = signal.Signals[signal_name].name
+            for callback in self._callbacks:
+                callback(self._requested)
 
     @property
     def active(self) -> bool:
@@ -37,7 +56,8 @@ class StopSignals:
     @property
     def exit_code(self) -> int:
         """130 after SIGINT, 143 after SIGTERM, the codes that shells know; 0 after neither."""
-        return 0 if self.requested is None else 128 + signal.Signals[self.requested]
+        name = self.requested
+        return 0 if name is None else 128 + signal.Signals[name]
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -51,10 +71,8 @@ class StopSignals:
         self._restore()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is None:
-            self.requested = signal.Signals(number).name
-            for callback in self._callbacks:
-                callback(self.requested)
+        if self._requested is None:
+            self.request(signal.Signals(number).name)
             return
         self._restore()
         print(f"second {signal.Signals(number).name}: killing the workers", file=sys.stderr)
@@ -68,3 +86,9 @@ class StopSignals:
             number, handler = self._previous.popitem()
             # None: a handler that was not installed from Python, which Python cannot put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _main_thread_was_interrupted() -> bool:
+    """Whether the interpreter waits for the other threads after its main one was ended by Ctrl-C."""
+    last = getattr(sys, "last_type", None)  # set where an uncaught exception is printed
+    return last is KeyboardInterrupt and not threading.main_thread().is_alive()
