@@ -8,14 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from numa_collectors._futex import full_fence, futex_wait, futex_wake, make_fence
-from numa_collectors._identity import guard_fork, is_running, process_start_time
+from numa_collectors._identity import C_GENERATION, C_LIVE, C_PID, Gone, claim_holder, guard_fork, write_claim
 from numa_collectors.errors import NumaCollectorsError
 from numa_collectors.rings.schema import Schema
 
-__all__ = ["Doorbell", "Endpoint", "RingMemory"]
+__all__ = ["C_GENERATION", "C_LIVE", "C_PID", "Doorbell", "Endpoint", "RingMemory"]
 
 NUM_SPINS = 400
 """Looks at the cursor before sleeping: 30 to 50 microseconds, about what a futex wake-up costs."""
@@ -27,8 +27,6 @@ _LOW_WORD_BYTES = 0 if sys.byteorder == "little" else 4
 
 AWAKE, ASLEEP, ON_BELL = 0, 1, 2
 """Values of an asleep word: nobody sleeps, the other end sleeps on this word, the other end sleeps on the bell."""
-
-C_PID, C_START, C_GENERATION, C_LIVE = range(4)
 
 
 class Doorbell:
@@ -100,29 +98,13 @@ class RingMemory:
 
     def claimed_by(self, claim: int) -> int | None:
         """Pid of the live process that holds ``claim``, or None."""
-        words = self.words
-        if words[claim + C_LIVE] and is_running(words[claim + C_PID], words[claim + C_START]):
-            return int(words[claim + C_PID])
-        return None
+        return claim_holder(self.words, claim)
 
     def release(self) -> None:
         """Let go of the memory, so that it can be unmapped."""
         self.words.release()
         if self.bell is not None:
             self.bell.release()
-
-
-class _Gone:
-    """Stands in for the words of an end that may no longer be used: every access raises."""
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise NumaCollectorsError(self._message)
-
-    __getitem__ = _refuse
-    __setitem__ = _refuse
 
 
 class Endpoint:
@@ -143,29 +125,20 @@ class Endpoint:
         guard_fork(self)
 
     def _acquire_claim(self, generation: int) -> None:
-        """Become the only holder of this end.
-
-        Two processes that claim in the same instant are not told apart: a supervisor starts a successor after it saw
-        the predecessor's death.
-        """
-        words, claim = self._words, self._claim
-        holder = self._memory.claimed_by(claim)
+        """Become the only holder of this end."""
+        holder = self._memory.claimed_by(self._claim)
         if holder is not None:
             raise NumaCollectorsError(
                 f"ring {self._memory.name!r} has a live {self._side} already (pid {holder}); a ring has one "
                 f"{self._side} at a time, close that one or wait for its death"
             )
-        words[claim + C_LIVE] = 0
-        words[claim + C_PID] = os.getpid()
-        words[claim + C_START] = process_start_time(os.getpid()) or 0
-        words[claim + C_GENERATION] = generation
-        words[claim + C_LIVE] = 1
+        write_claim(self._memory.words, self._claim, generation)
         # The predecessor may have died between clearing this word and waking: whoever sleeps at the other side looks
         # again.
         self._memory.wake(self._peer_asleep)
 
     def _after_fork(self) -> None:
-        self._words = _Gone(
+        self._words = Gone(
             f"this {self._side} of ring {self._memory.name!r} belongs to the parent process; a ring's ends do not "
             "survive fork, start processes by spawn and open the end there"
         )
@@ -191,7 +164,7 @@ class Endpoint:
     def _let_go(self) -> None:
         """Give up the claim and forget the memory."""
         self._words[self._claim + C_LIVE] = 0
-        self._words = _Gone(f"this {self._side} of ring {self._memory.name!r} is closed")
+        self._words = Gone(f"this {self._side} of ring {self._memory.name!r} is closed")
         self._open = False
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
-from numa_collectors._identity import is_running, process_start_time
+from numa_collectors._identity import claim_holder, write_claim
 from numa_collectors.errors import NumaCollectorsError, SchemaMismatchError
 from numa_collectors.snapshots.spec import WeightSpec
 
@@ -18,7 +17,6 @@ W_NBYTES = 2
 W_LATEST = 1 * _LINE_WORDS
 W_CLAIM = 2 * _LINE_WORDS
 W_COUNTERS = 4 * _LINE_WORDS
-C_PID, C_START, C_LIVE = range(3)
 
 NUM_SLOTS = 3
 SLOT_BITS = 2
@@ -79,17 +77,13 @@ class SnapshotMemory:
 
     def claim(self) -> None:
         """Become the only publisher; NumaCollectorsError while another one lives."""
-        words = self.words
-        pid = words[W_CLAIM + C_PID]
-        if words[W_CLAIM + C_LIVE] and is_running(pid, words[W_CLAIM + C_START]):
+        pid = claim_holder(self.words, W_CLAIM)
+        if pid is not None:
             raise NumaCollectorsError(
                 f"snapshot {self.name!r} has a live publisher already (pid {pid}); it has one at a time, close that "
                 "one or wait for its death"
             )
-        words[W_CLAIM + C_LIVE] = 0
-        words[W_CLAIM + C_PID] = os.getpid()
-        words[W_CLAIM + C_START] = process_start_time(os.getpid()) or 0
-        words[W_CLAIM + C_LIVE] = 1
+        write_claim(self.words, W_CLAIM)
 
     def release(self) -> None:
         """Let go of the memory, so that it can be unmapped."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from numa_collectors._futex import STORE_ORDER_STRONG, full_fence
-from numa_collectors._identity import guard_fork
-from numa_collectors.errors import NumaCollectorsError, SchemaMismatchError
+from numa_collectors._identity import C_LIVE, Gone, guard_fork
+from numa_collectors.errors import SchemaMismatchError
 from numa_collectors.snapshots.memory import (
-    C_LIVE,
     NUM_SLOTS,
     SLOT_BITS,
     W_CLAIM,
@@ -25,19 +24,6 @@ from numa_collectors.snapshots.memory import (
 from numa_collectors.snapshots.spec import Array, TensorSpec, storage_dtype
 
 __all__ = ["SnapshotPublisher"]
-
-
-class _Gone:
-    """Stands in for the words of a publisher that may no longer be used: every access raises."""
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise NumaCollectorsError(self._message)
-
-    __getitem__ = _refuse
-    __setitem__ = _refuse
 
 
 class SnapshotPublisher:
@@ -60,7 +46,7 @@ class SnapshotPublisher:
         guard_fork(self)
 
     def _after_fork(self) -> None:
-        self._words = _Gone(
+        self._words = Gone(
             f"this publisher of snapshot {self._memory.name!r} belongs to the parent process; start processes by spawn"
         )
         self._open = False
@@ -151,7 +137,7 @@ class SnapshotPublisher:
             return
         self._open = False
         self._words[W_CLAIM + C_LIVE] = 0
-        self._words = _Gone(f"this publisher of snapshot {self._memory.name!r} is closed")
+        self._words = Gone(f"this publisher of snapshot {self._memory.name!r} is closed")
         self._flat = []
         self._views = []
 

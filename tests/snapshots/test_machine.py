@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from numa_collectors._identity import C_LIVE
 from numa_collectors.snapshots import SnapshotReader, WeightSnapshot
-from numa_collectors.snapshots.memory import C_LIVE, W_CLAIM
+from numa_collectors.snapshots.memory import W_CLAIM
 from numa_collectors.testing.snapshot import MIXED_SPEC, check_weights, planted_weights
 
 
