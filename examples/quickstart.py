@@ -72,8 +72,10 @@ class PointLearner:
         torch.manual_seed(ctx.seed)
         self.actor = make_actor()
         self.critic = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
-        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), 3e-3)
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), 3e-3)
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), 1e-3)
+        self.critic_optimizer = torch.optim.Adam(
+            self.critic.parameters(), 1e-2
+        )  # ahead of the actor, or that climbs noise
         self.memory = torch.zeros(capacity, 5)
         self.stored = 0
 

@@ -37,7 +37,9 @@ logger = logging.getLogger(__name__)
 class LearnerContext:
     """What a learner factory is given.
 
-    ``num_envs`` holds the shard of each collector (index = rank); ``cpus`` and ``node`` are ``None`` where nothing is bound.
+    ``num_envs`` holds the shard of each of this learner's collectors (the index is the ``rank`` that ``ingest`` gets); ``cpus``
+    and ``node`` are ``None`` where nothing is bound.  ``rank`` of ``world_size``: this learner among those of the run, as
+    ``torchrun`` counts them; seeds differ by rank.
     """
 
     device: str
@@ -47,6 +49,8 @@ class LearnerContext:
     cpus: tuple[int, ...] | None = None
     node: int | None = None
     resumed: bool = False
+    rank: int = 0
+    world_size: int = 1
 
 
 @runtime_checkable
@@ -61,7 +65,7 @@ class Learner(Protocol):
     """
 
     def ingest(self, rank: int, batch: Mapping[str, torch.Tensor]) -> None:
-        """Take the transitions of collector ``rank``."""
+        """Take the transitions of this learner's collector ``rank``."""
 
     def update(self, num_updates: int) -> Mapping[str, float]:
         """Make exactly ``num_updates`` gradient updates and return scalars to be logged."""
@@ -82,8 +86,11 @@ class LearnerFactory(Protocol):
     def __call__(self, ctx: LearnerContext) -> Learner: ...
 
 
-def resolve_device(name: str) -> tuple[str, str | None]:
-    """Return ``(device, warning)``: ``cuda`` without an index falls back to the CPU, ``cuda:N`` that is absent is an error."""
+def resolve_device(name: str, local_rank: int = 0) -> tuple[str, str | None]:
+    """Return ``(device, warning)``: ``cuda`` without an index falls back to the CPU, ``cuda:N`` that is absent is an error.
+
+    On a host with several ranks, ``cuda`` is the GPU of ``local_rank``; a rank that is shown a single GPU takes that.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -95,9 +102,16 @@ def resolve_device(name: str) -> tuple[str, str | None]:
         if index is None:
             return "cpu", "'cuda' was asked for and no CUDA device is available: the CPU is used"
         raise ConfigError(f"expected a CUDA device for {name!r}, got none: use 'cpu', or 'cuda' to fall back to it")
-    if index is not None and index >= torch.cuda.device_count():
-        raise ConfigError(f"expected one of {torch.cuda.device_count()} CUDA devices, got {name!r}")
-    return str(device), None
+    count = torch.cuda.device_count()
+    if index is not None and index >= count:
+        raise ConfigError(f"expected one of {count} CUDA devices, got {name!r}: use an index below {count}, or 'cuda'")
+    if index is not None or local_rank == 0 or count == 1:
+        return str(device), None
+    if local_rank >= count:
+        raise ConfigError(
+            f"expected a CUDA device for each local rank, got {count} for local_rank={local_rank}: start fewer ranks on this "
+            "host, or name the device of each ('cuda:N')"
+    return f"cuda:{local_rank}", None
 
 
 def use_device(name: str) -> None:
@@ -179,13 +193,13 @@ class WeightStager:
 class DeviceIntake:
     """Brings the spans of a round to the device as tensors.
 
-    On the CPU the tensors are views of the ring's own pages: no copy at all.  On CUDA the ring's pages are registered with
-    the driver where it allows, so that a field of a span is one copy from the ring; otherwise it passes through pinned
-    staging memory.  A slot is released only when its copy has landed: one wait a span.
+    On the CPU the tensors are views of the ring's own pages: no copy at all.  On CUDA the spans of all rings of a round are
+    one batch on its way: one event for all, and nobody waits for each.  The ring's pages are registered with the driver where
+    it allows, and a slot is released only when the copy out of them has landed; otherwise the batch passes through pinned
+    staging memory, and the host does not wait at all.
     """
 
     def __init__(self, exchange: Exchange, device: str) -> None:
-        self._exchange = exchange
         self._device = torch.device(device)
         self._fields = tuple(_field_tensors(consumer) for consumer in exchange.consumers)
         self._stream = _new_stream() if self._device.type == "cuda" else None

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NumaCollectorsError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
-    if not arguments.quiet:
+    if not arguments.quiet and trainer.setup.ranks.is_main:
         print(result.summary())
     return result.exit_code
 

@@ -97,7 +97,7 @@ def shard(total_num_envs: int, num_collectors: int, rank: int) -> tuple[int, int
 class CollectorContext:
     """What a collector is told about itself.  Build it with :meth:`for_rank`, or field by field.
 
-    rank, num_collectors: this collector and how many there are.
+    rank, num_collectors: this collector and how many there are, counted over all learners of a run under ``torchrun``.
     num_envs, env_offset, total_num_envs: this collector steps environments ``env_offset .. env_offset + num_envs - 1``.
     seed: the collector's **own** seed (:func:`numa_collectors.seeds.collector_seed`), never the same for two
         collectors.
@@ -127,18 +127,30 @@ class CollectorContext:
 
     @classmethod
     def for_rank(
-        cls, rank: int, *, num_collectors: int, total_num_envs: int, run_seed: int, generation: int = 0, **fields: Any
+        cls,
+        rank: int,
+        *,
+        num_collectors: int,
+        total_num_envs: int,
+        run_seed: int,
+        learner: tuple[int, int] = (0, 1),
+        **fields: Any,
     ) -> CollectorContext:
-        """Return the context of one collector of a run: its shard of the environments and its own seed."""
+        """Return the context of one collector of a run: its shard of the environments and its own seed.
+
+        ``rank``, ``num_collectors`` and ``total_num_envs`` count those of one learner; ``learner`` is ``(rank, number)``
+        of that learner.  The context's own count over all learners, learner 0 first.
+        """
         env_offset, num_envs = shard(total_num_envs, num_collectors, rank)
+        learner_rank, num_learners = learner
+        rank += learner_rank * num_collectors
         return cls(
             rank=rank,
-            num_collectors=num_collectors,
+            num_collectors=num_learners * num_collectors,
             num_envs=num_envs,
-            env_offset=env_offset,
-            total_num_envs=total_num_envs,
-            seed=collector_seed(run_seed, rank, generation),
-            generation=generation,
+            env_offset=learner_rank * total_num_envs + env_offset,
+            total_num_envs=num_learners * total_num_envs,
+            seed=collector_seed(run_seed, rank, fields.get("generation", 0)),
             run_seed=run_seed,
             **fields,
         )

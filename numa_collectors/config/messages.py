@@ -24,7 +24,7 @@ FOREIGN_NAMES = {
     "quiet": "console",
 }
 
-_PATTERNS = {"module:attribute": r"^[A-Za-z_]", "'cpu', 'cuda', 'cuda:N', 'mps', 'xpu' or 'xpu:N'": r"^(cpu|"}
+_PATTERNS = {"module:attribute": r"^[A-Za-z_]", "'cpu', 'cuda' or 'cuda:N'": r"^(cpu|"}
 
 
 def show(value: object) -> str:

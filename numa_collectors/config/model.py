@@ -154,9 +154,21 @@ class RunConfig(BaseModel):
     """
 
     learner_device: Device = "cuda"
-    """Device of the learner. `cuda` without an index falls back to the CPU with one warning where there is no CUDA."""
+    """Device of the learner. `cuda` without an index falls back to the CPU with one warning where there is no CUDA.
+
+    Under `torchrun` it is the GPU of the local rank.
+    """
     collector_inference_device: Device = "cuda"
     """Device on which collectors run the policy; same fallback."""
+
+    rank: Annotated[int, Field(ge=0, le=2**20), _READ] | None = None
+    """Which of `world_size` trainers this is; left out, the variable `RANK` that `torchrun` sets, else 0."""
+    world_size: Annotated[int, Field(ge=1, le=2**20), _READ] | None = None
+    """Trainers of the run, on all hosts; left out, `WORLD_SIZE`, else 1. `1` is a run alone, whatever the environment says."""
+    local_rank: Annotated[int, Field(ge=0, le=2**20), _READ] | None = None
+    """Which of the trainers on this host this is; left out, `LOCAL_RANK`. Chooses its share of the cores, and its GPU."""
+    local_world_size: Annotated[int, Field(ge=1, le=2**20), _READ] | None = None
+    """Trainers on this host that share its cores; left out, `LOCAL_WORLD_SIZE`."""
 
     on_collector_exit: Literal["raise", "restart", "continue"] = "raise"
     """What the death of a collector means: end of the run, a new generation, or one collector fewer."""
@@ -344,6 +356,7 @@ SECTIONS: Mapping[str, str] = {
     "utd_mode": "Updates",
     "weight_publish_interval": "Weights",
     "learner_device": "Devices",
+    "rank": "Several trainers (torchrun)",
     "on_collector_exit": "Failures",
     "run_dir": "Files and output",
 }

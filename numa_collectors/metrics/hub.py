@@ -256,7 +256,8 @@ class MetricsHub:
             rate = wait = None
             if delta is not None:
                 rate = delta.get("env_steps", 0) / seconds if seconds > 0 else 0.0
-                wait = 100 * delta.get("wait_space_ns", 0) / 1e9 / seconds if seconds > 0 else None
+                # A wait is counted when it ends, and may have begun before the interval.
+                wait = min(100.0, 100 * delta.get("wait_space_ns", 0) / 1e9 / seconds) if seconds > 0 else None
                 rates.append(rate)
                 waits += [] if wait is None else [wait]
                 for name, value in delta.items():

@@ -28,7 +28,9 @@ def local_share(
     cores = cores_by_node(topology)
     every = [core for own in cores.values() for core in own]
     if len(every) < local_world_size:
-        raise PlacementError(f"asked to share {len(every)} allowed cores between {local_world_size} local ranks")
+        raise PlacementError(
+            f"asked to share {len(every)} allowed cores between {local_world_size} local ranks, expected at least one each; "
+            "start fewer ranks on this host, allow more CPUs, or set oversubscribe"
     homes = _gpu_homes(topology, local_world_size, os.environ if env is None else env)
     groups = {node: [rank for rank, home in enumerate(homes) if home == node] for node in cores}
     if all(groups[node] and len(groups[node]) <= len(cores[node]) for node in cores) and None not in homes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from numa_collectors.binding import BindMode, BindPolicy, BindRequest
-from numa_collectors.collector import shard
+from numa_collectors.collector import CollectorContext, shard
 from numa_collectors.errors import ConfigError
 from numa_collectors.placement import Placement, WorkerPlacement
 from numa_collectors.rings import Schema
@@ -23,6 +23,10 @@ class PoolOptions:
 
     ``quota_slots``: slots that each collector commits before it ends, None: until stopped.  ``learning_starts_slots``: slots
     in which to act at random.  ``generation``: that of the first start (a resumed run gives its collectors fresh seeds).
+
+    With several pools in one run (one for each rank of ``torchrun``) ``learner_rank`` says which this is of
+    ``num_learners`` alike: its collectors are ``learner_rank * num_collectors`` and following, in their names,
+    contexts and seeds.  Everything else, also the ranks that ``drain`` and ``stats`` give, counts from 0 in each pool.
     """
 
     num_envs: int
@@ -49,6 +53,8 @@ class PoolOptions:
     start_timeout_s: float = 120.0
     shutdown_timeout_s: float = 10.0
     generation: int = 0
+    learner_rank: int = 0
+    num_learners: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_collectors <= self.num_envs:
@@ -57,9 +63,33 @@ class PoolOptions:
                 "environment: lower num_collectors or raise num_envs"
             )
 
+        if not 0 <= self.learner_rank < self.num_learners:
+            raise ConfigError(
+                f"learner_rank: expected 0 to num_learners - 1 = {self.num_learners - 1}, got {self.learner_rank}; count "
+                "the pools of the run from 0"
+            )
+
     def envs_of(self, rank: int) -> int:
         """Return the number of environments of collector ``rank`` (7 over 3 is 3/2/2)."""
         return shard(self.num_envs, self.num_collectors, rank)[1]
+
+    @property
+    def first_collector(self) -> int:
+        """The run-wide number of this pool's first collector."""
+        return self.learner_rank * self.num_collectors
+
+    def context(self, rank: int, **fields: Any) -> CollectorContext:
+        """Return what this pool's collector ``rank`` is told about itself; ``fields``: where it is placed."""
+        return CollectorContext.for_rank(
+            rank,
+            num_collectors=self.num_collectors,
+            total_num_envs=self.num_envs,
+            run_seed=self.seed,
+            learner=(self.learner_rank, self.num_learners),
+            generation=self.generation,
+            device=self.device,
+            learning_starts_slots=self.learning_starts_slots,
+            **fields,
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import torch
 
 from numa_collectors.binding import BindReport
 from numa_collectors.collector import (
-    CollectorContext,
     CollectorFactory,
     CollectorOptions,
     CollectorWorker,
@@ -107,21 +106,10 @@ class CollectorPool:
         options = self.options
         workers: list[PinnedWorker] = []
         for worker in self.placement.collectors:
-            context = CollectorContext.for_rank(
-                worker.rank,
-                num_collectors=options.num_collectors,
-                total_num_envs=options.num_envs,
-                run_seed=options.seed,
-                generation=options.generation,
-                device=options.device,
-                cpus=worker.cpus,
-                node=worker.node,
-                learning_starts_slots=options.learning_starts_slots,
-            )
             workers.append(
                 CollectorWorker(
                     collector,
-                    context,
+                    options.context(worker.rank, cpus=worker.cpus, node=worker.node),
                     self.rings[worker.rank],
                     self.snapshots[worker.rank],
                     CollectorOptions(
@@ -197,7 +185,7 @@ class CollectorPool:
             return True
         live = self.options.num_collectors - len(self._dropped) - 1
         if self.options.on_collector_exit == "continue" and live >= max(1, self.options.min_collectors):
-            self._drop(failure.rank)
+            self._drop(failure.rank - self.options.first_collector)
             self._say(f"{failure}\nthe run goes on with {live} collectors")
             return True
         raise_failure(failure)
@@ -247,7 +235,7 @@ class CollectorPool:
 
     def stats(self) -> dict[int, Mapping[str, Any]]:
         """Return the newest cumulative counters of each collector's present generation, by rank."""
-        return {worker.rank: worker.stats for worker in self.collectors if worker.stats is not None}
+        return {rank: worker.stats for rank, worker in enumerate(self.collectors) if worker.stats is not None}
 
     def stop(self, timeout_s: float | None = None) -> list[WorkerFailure]:
         """End all workers within one deadline; idempotent.  Committed slots stay readable until :meth:`close`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numa_collectors.collector import CollectorContext
 from numa_collectors.pool import memory_plan
 from numa_collectors.trainer._setup import RunSetup
 
@@ -35,6 +34,12 @@ def _size(setup: RunSetup) -> str:
         f"{config.learning_starts:,} of warm-up; collectors lead by at most {config.effective_lead_slots} slots",
         f"learner on {setup.learner_device}, collectors infer on {options.device}",
     ]
+    ranks = setup.ranks
+    if ranks.world_size > 1:
+        last = options.first_collector + options.num_collectors - 1
+        lines.append(
+            f"rank {ranks.rank} of {ranks.world_size} (local {ranks.local_rank} of {ranks.local_world_size}): collectors "
+            f"{options.first_collector} to {last}; all counts are this rank's"
     if setup.resume_from is not None:
         lines.append(
             f"resumes {setup.resume_from} at {setup.start.env_steps:,} env steps, {setup.start.updates:,} updates"
@@ -66,13 +71,7 @@ def _seeds(setup: RunSetup) -> str:
     options = setup.options
     lines = [f"run: {options.seed}"]
     for rank in range(options.num_collectors):
-        context = CollectorContext.for_rank(
-            rank,
-            num_collectors=options.num_collectors,
-            total_num_envs=options.num_envs,
-            run_seed=options.seed,
-            generation=options.generation,
-        )
+        context = options.context(rank)
         lines.append(f"{context.name}: {context.seed}, first environment {context.env_seeds()[0]}")
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,16 +13,21 @@ from typing import Any, Literal
 
 from numa_collectors.checkpoint import RunLock
 from numa_collectors.config import RunConfig
-from numa_collectors.errors import WorkerFailedError
+from numa_collectors.errors import ConfigError, WorkerFailedError
+from numa_collectors.trainer._ranks import Ranks
 
 __all__ = ["RunFiles", "RunResult", "RunStatus"]
+
+logger = logging.getLogger(__name__)
+
+RESULT_NAME = "result.json"
 
 RunStatus = Literal["finished", "interrupted", "failed"]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended.
+    """How a run ended; with several ranks, this one's part of it.
 
     ``env_steps`` and ``updates`` are the whole run's, a resumed history included; ``discarded_slots`` were committed and not
     ingested because the run was interrupted.  ``placement`` has one line a worker: what its binding was found to be.
@@ -64,8 +70,9 @@ class RunResult:
 class RunFiles:
     """Makes and locks the run directory; nothing is made before the configuration has been accepted."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.run_dir = config.run_dir or _fresh_directory(Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        run_dir = config.run_dir or _fresh_directory(Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+        self.run_dir = ranks.directory(run_dir)
         self._lock = RunLock(self.run_dir)
         self._write("config.json", config.model_dump(mode="json"))
 
@@ -75,13 +82,20 @@ class RunFiles:
 
     def write_result(self, result: RunResult) -> None:
         """Keep the outcome."""
-        self._write("result.json", {**asdict(result), "exit_code": result.exit_code})
+        try:
+            self._write(RESULT_NAME, {**asdict(result), "exit_code": result.exit_code})
+        except OSError:  # a full disk, say: the outcome is returned or raised all the same
+            logger.exception("the outcome of the run could not be written into %s", self.run_dir)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         path = self.run_dir / name
         aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-        aside.replace(path)
+        try:
+            aside.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+            aside.replace(path)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
 
     def close(self) -> None:
         """Let other runs use the directory."""

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 
 from numa_collectors.checkpoint import Progress
 from numa_collectors.collector import (
-    CollectorContext,
     CollectorFactory,
     CollectorLoop,
     CollectorOptions,
@@ -51,7 +50,7 @@ class InlineRun:
         with ExitStack() as stack:
             stack.enter_context(self._signals)
             rings, snapshots = self._regions(stack)
-            files = RunFiles(self._setup.config)
+            files = RunFiles(self._setup.config, self._setup.ranks)
             stack.callback(files.close)
             observer = Observer(self._setup, files, self._sinks)
             stack.callback(observer.close)
@@ -100,7 +99,8 @@ class InlineRun:
     ) -> LearnerSession:
         """Make the learner, then the collectors by rank: a fixed order, since they draw from one generator."""
         setup, options = self._setup, self._setup.options
-        seed_everything(setup.config.seed)
+        ranks = setup.ranks
+        seed_everything(setup.config.seed if ranks.rank == 0 else ranks.learner_seed(setup.config.seed))
         plan = LearnerPlan(
             factory=self._learner,
             config=setup.config,
@@ -111,6 +111,7 @@ class InlineRun:
             start=setup.start,
             generation=setup.generation,
             fingerprints=setup.fingerprints,
+            ranks=ranks,
         )
         session = LearnerSession(plan, rings, snapshots, say=observer.console.message)
         stack.callback(session.close)
@@ -119,16 +120,7 @@ class InlineRun:
             options.weight_poll_interval, options.quota_slots, options.check_finite, options.max_policy_lag
         )
         for rank, (ring, snapshot) in enumerate(zip(rings, snapshots, strict=True)):
-            context = CollectorContext.for_rank(
-                rank,
-                num_collectors=options.num_collectors,
-                total_num_envs=options.num_envs,
-                run_seed=options.seed,
-                generation=options.generation,
-                device=options.device,
-                learning_starts_slots=options.learning_starts_slots,
-            )
-            self._loops.append(build_loop(self._collector, context, ring, snapshot, loop_options))
+            self._loops.append(build_loop(self._collector, options.context(rank), ring, snapshot, loop_options))
             stack.callback(self._loops[-1].close)
         observer.begin({})
         # The first counters are the base that the first log point's rates are differences to.

@@ -93,7 +93,7 @@ class LearnerLoop:
         """Hand everything that is committed, up to the cap a ring, to the learner; returns the number of slots."""
         started = time.perf_counter_ns()
         arrived = 0
-        for rank, span in self.exchange.drain(self._limits.max_ingest_slots):
+        for rank, span in self.exchange.drain(self._limits.max_ingest_slots, load=self._intake.load):
             batch = self._intake.tensors(rank, span)
             self.learner.ingest(rank, batch)
             arrived += span.num_slots
@@ -101,7 +101,9 @@ class LearnerLoop:
             self.counters.slots[rank] += span.num_slots
             self.generations[rank] = max(self.generations[rank], int(span.generations[-1]))
             self.counters.env_steps += env_steps
-            self.governor.ingested += env_steps
+            # Nothing is owed for what comes beyond the target (a survivor rounds a dead collector's rest up to whole slots):
+            # the updates of a strict run are a function of its configuration alone, so that ranks never differ in them.
+            self.governor.ingested = min(self.governor.ingested + env_steps, self._limits.target_env_steps)
             self.counters.bytes_ingested += span.num_slots * self.exchange.consumers[rank].memory.schema.slot_bytes
         self.counters.ingest_ns += time.perf_counter_ns() - started
         return arrived

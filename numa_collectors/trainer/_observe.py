@@ -48,14 +48,18 @@ class Observer:
         self._resume_step = setup.start.env_steps if setup.resume_from is not None else None
         self._run_dir = files.run_dir
         self._begun = False
-        self.hub = MetricsHub(config.num_collectors, sinks, target_env_steps=config.planned_env_steps)
-        self.console: Console = make_console(config.console)
+        # One writer for all ranks: the others have neither metrics nor a console.
+        self._main = setup.ranks.is_main
+        self._first_collector = setup.options.first_collector
+        self.hub = MetricsHub(
+            config.num_collectors, sinks if self._main else (), target_env_steps=config.planned_env_steps
+        self.console: Console = make_console(config.console if self._main else "quiet")
         self._config = config
         self._num_collectors = config.num_collectors
         self._window: Window = self.hub.window()
         self._seen_drift: dict[str, tuple[Drift, ...]] = {}
         self._digests: dict[int, int] = {}
-        self._warned_seeds = False
+        self._warned_seeds: set[str] = set()
         now = time.monotonic()
         self._next_console_s = now + _CONSOLE_INTERVAL_S
         self._next_log_s = now + config.log_interval_s
@@ -63,8 +67,9 @@ class Observer:
 
     def begin(self, reports: Mapping[str, BindReport]) -> None:
         """Take the bind reports; the run's clock starts now, and so do its files: a run that never began leaves none."""
-        self.hub.add_sink(JsonlSink(self._run_dir, resume_step=self._resume_step))
-        if self._config.tensorboard:
+        if self._main:
+            self.hub.add_sink(JsonlSink(self._run_dir, resume_step=self._resume_step))
+        if self._main and self._config.tensorboard:
             self.hub.add_sink(TensorBoardSink(self._run_dir, resume_step=self._resume_step))
         self._begun = True
         for name, report in reports.items():
@@ -84,9 +89,9 @@ class Observer:
             self._look_at_drift(worker)
 
     def counters(self, role: str, rank: int, stats: Mapping[str, Any], generation: int) -> None:
-        """Take one report of a collector or of the learner."""
+        """Take one report of a collector (``rank`` is its run-wide number) or of the learner."""
         if role == "collector":
-            self.hub.update_collector(rank, stats, generation)
+            self.hub.update_collector(rank - self._first_collector, stats, generation)
             self._look_at_seeds(rank, stats)
         elif role == "learner":
             self.hub.update_learner(stats, generation)
@@ -141,18 +146,25 @@ class Observer:
         self.hub.update_placement(key, report.pages_on_node, report.pages_total, drift=len(drift), text=text)
 
     def _look_at_seeds(self, rank: int, stats: Mapping[str, Any]) -> None:
-        """Warn once of environments that begin alike in two collectors: they ignore their seed."""
+        """Warn, once each, of environments that begin alike in two collectors or in one: they ignore their seed."""
         digest = stats.get("first_obs_digest")
-        if digest is None or self._warned_seeds or rank in self._digests:
+        if digest is None or rank in self._digests:
             return
         same = [other for other, known in self._digests.items() if known == digest]
         self._digests[rank] = digest
         if same:
-            self._warned_seeds = True
-            self.console.message(
-                f"collector[{same[0]}] and collector[{rank}] began with the same observation: does the environment ignore "
-                "its seed, or does it always start alike?"
+            self._warn_of_seeds("across", f"collector[{same[0]}] and collector[{rank}] began with the same observation")
+        distinct, num_envs = stats["first_obs_distinct"], stats["env_steps"] // max(1, stats["slots"])
+        if distinct < num_envs:
+            self._warn_of_seeds(
+                "within",
+                f"collector[{rank}]: its {num_envs} environments began with {distinct} different observation(s)",
             )
+
+    def _warn_of_seeds(self, kind: str, what: str) -> None:
+        if kind not in self._warned_seeds:
+            self._warned_seeds.add(kind)
+            self.console.message(f"{what}: does the environment ignore its seed, or does it always start alike?")
 
     def close(self) -> None:
         """Write the last point and close sinks and console; idempotent."""

@@ -38,6 +38,8 @@ class FanOutTrainer:
     the tensors that the collectors need.
 
     Everything that can be checked is checked here: a bad configuration raises before any process, file or directory exists.
+
+    Under ``torchrun`` each rank makes one, with its own collectors and learner; rank 0 alone gives points to ``sinks``.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class _Run:
             )
             stack.callback(pool.close)
             self._pool = pool
-            files = RunFiles(self._setup.config)
+            files = RunFiles(self._setup.config, self._setup.ranks)
             stack.callback(files.close)
             self._observer = Observer(self._setup, files, self._sinks)
             stack.callback(self._observer.close)
@@ -131,6 +133,7 @@ class _Run:
             start=setup.start,
             generation=setup.generation,
             fingerprints=setup.fingerprints,
+            ranks=setup.ranks,
         )
         bind = bind_request(place, setup.config.binding, setup.config.memory_policy)
         return LearnerWorker(plan, pool.rings, pool.snapshots, bind=bind)

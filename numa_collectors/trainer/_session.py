@@ -16,10 +16,10 @@ from numa_collectors.errors import CheckpointError, ConfigError
 from numa_collectors.exchange import Exchange
 from numa_collectors.learner import DeviceIntake, Learner, LearnerContext, LearnerFactory, WeightStager, use_device
 from numa_collectors.rings import TransitionRing
-from numa_collectors.seeds import stream_seed
 from numa_collectors.snapshots import WeightSnapshot, WeightSpec
 from numa_collectors.trainer._governor import Governor
 from numa_collectors.trainer._loop import LearnerLoop, LoopLimits
+from numa_collectors.trainer._ranks import Ranks
 
 __all__ = ["LearnerPlan", "LearnerReport", "LearnerSession"]
 
@@ -39,6 +39,12 @@ class LearnerPlan:
     start: Progress = field(default_factory=lambda: Progress(env_steps=0, updates=0))
     generation: int = 0
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def seed(self) -> int:
+        """The seed of this rank's learner."""
+        return self.ranks.learner_seed(self.config.seed, self.generation)
 
     @property
     def num_envs(self) -> tuple[int, ...]:
@@ -96,6 +102,7 @@ class LearnerSession:
             ),
         )
         self._saved: tuple[int, int] | None = None
+        self._save_failed = False
         self._next_save_s = time.monotonic() + (config.checkpoint_interval_s or float("inf"))
         self.loop.publish_now()
 
@@ -106,10 +113,12 @@ class LearnerSession:
                 device=plan.device,
                 num_collectors=plan.config.num_collectors,
                 num_envs=plan.num_envs,
-                seed=stream_seed(plan.config.seed, "learner"),
+                seed=plan.seed,
                 cpus=plan.cpus,
                 node=plan.node,
                 resumed=plan.resume_from is not None,
+                rank=plan.ranks.rank,
+                world_size=plan.ranks.world_size,
             )
         )
         if not isinstance(learner, Learner):
@@ -119,8 +128,16 @@ class LearnerSession:
             )
         if plan.resume_from is not None:
             loaded = checkpoint.load(plan.resume_from)
-            learner.load_state_dict(loaded.state["learner"])
-            checkpoint.restore_rng(loaded.state["rng"])
+            try:
+                learner.load_state_dict(loaded.state["learner"])
+            except Exception as error:
+                raise CheckpointError(
+                    f"expected a learner that takes the state of {loaded.path}, got {type(error).__name__}: {error}; resume "
+                    "with the learner and the options that the run was made with, or start a new run"
+                ) from error
+            # The generators' states are rank 0's: with them, all ranks would draw the same samples.
+            if plan.ranks.is_main:
+                checkpoint.restore_rng(loaded.state["rng"])
         return learner
 
     def _governor(self) -> Governor:
@@ -176,14 +193,18 @@ class LearnerSession:
     def _save_or_say(self) -> str | None:
         """Save unless nothing changed; a failure leaves the last checkpoint standing and the run going, and is returned."""
         progress = self.progress
-        if self._saved == (progress.env_steps, progress.updates):
+        # One checkpoint serves all ranks, whose counts and weights are the same: that of rank 0.
+        if not self._plan.ranks.is_main or self._saved == (progress.env_steps, progress.updates):
             return None
         try:
             with self._excuse():
                 self.save()
         except CheckpointError as error:
-            self._say(str(error))
+            if not self._save_failed:
+                self._say(f"{error}; the run goes on and tries again, further failures are not reported")
+            self._save_failed = True
             return str(error)
+        self._save_failed = False
         self._saved = (progress.env_steps, progress.updates)
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,15 @@ from numa_collectors import checkpoint
 from numa_collectors.checkpoint import Progress
 from numa_collectors.collector import CollectorFactory, check_picklable
 from numa_collectors.config import RunConfig
-from numa_collectors.errors import CheckpointError, ConfigError
+from numa_collectors.errors import CheckpointError, ConfigError, PlacementError
 from numa_collectors.learner import LearnerFactory, resolve_device
 from numa_collectors.metrics import check_run_dir
-from numa_collectors.placement import Placement, PlacementRequest, plan, unbound
+from numa_collectors.placement import Placement, PlacementRequest, local_share, plan, unbound
 from numa_collectors.pool import PoolOptions
 from numa_collectors.rings import Schema
 from numa_collectors.snapshots import WeightSpec
 from numa_collectors.topo import Topology
+from numa_collectors.trainer._ranks import Ranks, resolve_ranks
 
 __all__ = ["RunSetup", "prepare"]
 
@@ -39,6 +41,7 @@ class RunSetup:
     start: Progress
     generation: int
     resume_from: Path | None
+    ranks: Ranks
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
@@ -59,14 +62,16 @@ def prepare(
         )
     check_picklable(collector, "the collector factory")
     check_picklable(learner, "the learner factory")
-    learner_device, first = resolve_device(config.learner_device)
-    collector_device, second = resolve_device(config.collector_inference_device)
+    ranks = resolve_ranks(config, os.environ)
+    _check_ranks(config, ranks)
+    learner_device, first = resolve_device(config.learner_device, ranks.local_rank)
+    collector_device, second = resolve_device(config.collector_inference_device, ranks.local_rank)
     if config.run_dir is not None:
-        check_run_dir(config.run_dir, resume=config.resume is not None)
+        check_run_dir(ranks.directory(config.run_dir), resume=config.resume is not None)
     topology = Topology.discover()
-    placement = _place(config, topology, learner_device)
+    placement = _place(config, topology, learner_device, ranks)
     start, generation, resume_from = _resume_point(config, {"schema": schema, "weights": weights})
-    options = _pool_options(config, collector_device, start, generation)
+    options = _pool_options(config, collector_device, start, generation, ranks)
     return RunSetup(
         config=config,
         topology=topology,
@@ -80,20 +85,61 @@ def prepare(
             for name, text in (("learner_device", first), ("collector_inference_device", second))
             if text is not None
         )
-        + _resume_warnings(config, start, resume_from),
+        + _resume_warnings(config, start, resume_from)
+        + _rank_warnings(config, ranks),
         start=start,
         generation=generation,
         resume_from=resume_from,
+        ranks=ranks,
     )
 
 
-def _place(config: RunConfig, topology: Topology, learner_device: str) -> Placement:
+def _check_ranks(config: RunConfig, ranks: Ranks) -> None:
+    if ranks.world_size == 1:
+        return
+    if config.run_dir is None:
+        raise ConfigError(
+            f"run_dir: expected a directory with world_size={ranks.world_size}, got null; the ranks of a run start at "
+            "different moments and would each choose another: set run_dir"
+    if config.on_learner_exit == "restart":
+        raise ConfigError(
+            f"on_learner_exit: expected 'raise' with world_size={ranks.world_size}, got 'restart'; the other ranks would "
+            "still be in a process group with the learner that died: set 'raise', and start all ranks again with resume=latest"
+
+
+def _rank_warnings(config: RunConfig, ranks: Ranks) -> tuple[str, ...]:
+    equal = config.utd_mode == "strict" or (config.utd_min is not None and config.utd_min == config.utd_max)
+    if ranks.world_size == 1 or equal:
+        return ()
+    return (
+        "utd_mode=learner_bound: each rank makes as many updates as its time allows, so one that ends first leaves the others "
+        "waiting in a collective of update(): use utd_mode=strict, or utd_min equal to utd_max",
+    )
+
+
+def _place(config: RunConfig, topology: Topology, learner_device: str, ranks: Ranks) -> Placement:
     device = torch.device(learner_device)
     gpu = (device.index or 0) if device.type == "cuda" else None
     if config.binding == "off" or config.inline:
         reason = "inline: one process, nothing is bound" if config.inline else "binding=off: nothing is bound"
         return unbound(config.num_collectors, reason)
-    return plan(topology, PlacementRequest(**config.placement_values(gpu)))
+    asked = config.placement_values(gpu)
+    if ranks.local_world_size > 1:
+        shared = _share(config, topology, ranks)
+        # One collector that nothing was asked for is otherwise left unbound, on the cores of the other ranks too.
+        asked["numa_nodes"] = asked["numa_nodes"] or "auto"
+        return plan(shared, PlacementRequest(**asked))
+    return plan(topology, PlacementRequest(**asked))
+
+
+def _share(config: RunConfig, topology: Topology, ranks: Ranks) -> Topology:
+    """Return the cores of this local rank; all of them where there are fewer than ranks and sharing was asked for."""
+    try:
+        return local_share(topology, ranks.local_rank, ranks.local_world_size)
+    except PlacementError:
+        if not config.oversubscribe:
+            raise
+        return topology
 
 
 def _resume_point(config: RunConfig, specs: Mapping[str, Schema | WeightSpec]) -> tuple[Progress, int, Path | None]:
@@ -123,7 +169,7 @@ def _resume_warnings(config: RunConfig, start: Progress, resume_from: Path | Non
     )
 
 
-def _pool_options(config: RunConfig, device: str, start: Progress, generation: int) -> PoolOptions:
+def _pool_options(config: RunConfig, device: str, start: Progress, generation: int, ranks: Ranks) -> PoolOptions:
     left = config.planned_env_steps - start.env_steps
     return PoolOptions(
         num_envs=config.num_envs,
@@ -151,4 +197,6 @@ def _pool_options(config: RunConfig, device: str, start: Progress, generation: i
         start_timeout_s=config.start_timeout_s,
         shutdown_timeout_s=config.shutdown_timeout_s,
         generation=generation,
+        learner_rank=ranks.rank,
+        num_learners=ranks.world_size,
     )

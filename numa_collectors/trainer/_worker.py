@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from numa_collectors import checkpoint
 from numa_collectors.binding import BindRequest
 from numa_collectors.rings import TransitionRing
-from numa_collectors.seeds import seed_everything, stream_seed
+from numa_collectors.seeds import seed_everything
 from numa_collectors.snapshots import WeightSnapshot
 from numa_collectors.trainer._session import LearnerPlan, LearnerSession
 from numa_collectors.worker import PinnedWorker
@@ -19,6 +20,8 @@ __all__ = ["LearnerWorker"]
 # How soon a stop request is seen while no data comes, and how often statistics leave.
 _WAIT_S = 0.05
 _STATS_INTERVAL_S = 0.1
+# The first update and saves may take this many times hang_timeout_s.
+_LONG_WORK_FACTOR = 10
 
 
 class LearnerWorker(PinnedWorker):
@@ -32,7 +35,7 @@ class LearnerWorker(PinnedWorker):
         *,
         bind: BindRequest | None = None,
     ) -> None:
-        super().__init__(role="learner", rank=0, bind=bind)
+        super().__init__(role="learner", rank=plan.ranks.rank, bind=bind)
         self._plan = plan
         self._rings = tuple(rings)
         self._snapshots = tuple(snapshots)
@@ -55,15 +58,20 @@ class LearnerWorker(PinnedWorker):
         return following
 
     def setup(self) -> None:
-        seed_everything(stream_seed(self._plan.config.seed, "learner"))
+        seed_everything(self._plan.seed)
         self._session = LearnerSession(
             self._plan,
             self._rings,
             self._snapshots,
-            excuse=self.waiting,
+            excuse=self._long_work,
             say=lambda text: self.send_event({"message": text}),
         )
         self._post(self._session)
+
+    def _long_work(self) -> AbstractContextManager[None]:
+        """The first update may compile and a save may be large; neither goes on for ever."""
+        hang_timeout_s = self._plan.config.hang_timeout_s
+        return self.waiting(None if hang_timeout_s is None else _LONG_WORK_FACTOR * hang_timeout_s)
 
     def step(self) -> bool:
         session = self._running()
