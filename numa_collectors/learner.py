@@ -7,7 +7,8 @@ its own process by a picklable factory ``(ctx) -> Learner``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +16,7 @@ import torch
 
 from numa_collectors.errors import ConfigError, SchemaMismatchError
 from numa_collectors.exchange import Exchange
-from numa_collectors.rings import Consumer, Span
+from numa_collectors.rings import CompactSpan, Consumer, Span
 from numa_collectors.rings.layout import build_arrays
 from numa_collectors.snapshots import WeightSpec
 
@@ -111,6 +112,7 @@ def resolve_device(name: str, local_rank: int = 0) -> tuple[str, str | None]:
         raise ConfigError(
             f"expected a CUDA device for each local rank, got {count} for local_rank={local_rank}: start fewer ranks on this "
             "host, or name the device of each ('cuda:N')"
+        )
     return f"cuda:{local_rank}", None
 
 
@@ -202,25 +204,30 @@ class DeviceIntake:
     def __init__(self, exchange: Exchange, device: str) -> None:
         self._device = torch.device(device)
         self._fields = tuple(_field_tensors(consumer) for consumer in exchange.consumers)
-        self._stream = _new_stream() if self._device.type == "cuda" else None
         self._registered: list[int] = []
-        self.pinned_rings = self._register(exchange.consumers) if self._stream else 0
+        cuda = self._device.type == "cuda"
+        self.pinned_rings = self._register(exchange.consumers) if cuda else 0
+        self._copier = _RoundCopier(self._device, pinned_sources=self.pinned_rings > 0) if cuda else None
+        self._loaded: dict[int, tuple[Span, dict[str, torch.Tensor]]] = {}
+
+    def load(self, spans: Sequence[tuple[int, Span]]) -> None:
+        """Begin to bring a round's ``(rank, span)``, at most one of each rank, to the device; given to ``Exchange.drain``."""
+        if self._copier is not None:
+            moved = self._copier.copy([self._views(rank, span) for rank, span in spans])
+            self._loaded = {rank: (span, tensors) for (rank, span), tensors in zip(spans, moved, strict=True)}
 
     def tensors(self, rank: int, span: Span) -> dict[str, torch.Tensor]:
         """Return the fields of ``span`` on the device, shape ``(num_slots, *field_shape)``; valid until its release."""
-        views = {name: array[span.start : span.start + span.num_slots] for name, array in self._fields[rank].items()}
-        if self._stream is None:
-            return views
-        with torch.cuda.stream(self._stream):
-            moved = {
-                name: (view if self.pinned_rings else view.pin_memory()).to(self._device, non_blocking=True)
-                for name, view in views.items()
-            }
-        for tensor in moved.values():
-            tensor.record_stream(torch.cuda.current_stream())
-        # The slots go back to their producer when this span is released, so the copy must have left the ring by then.
-        self._stream.synchronize()
-        return moved
+        if self._copier is None:
+            return self._views(rank, span)
+        if rank not in self._loaded or self._loaded[rank][0] is not span:
+            self.load([(rank, span)])
+        return self._loaded.pop(rank)[1]
+
+    def _views(self, rank: int, span: Span) -> dict[str, torch.Tensor]:
+        if isinstance(span, CompactSpan):
+            return {name: torch.from_numpy(array) for name, array in span.writable.items()}
+        return {name: array[span.start : span.start + span.num_slots] for name, array in self._fields[rank].items()}
 
     def _register(self, consumers: Iterable[Consumer]) -> int:
         """Page-lock the rings for the device; returns how many (0 where the driver refuses: staging is used instead)."""
@@ -237,11 +244,81 @@ class DeviceIntake:
     def close(self) -> None:
         """Undo the registration and drop the views of the rings; idempotent."""
         self._fields = ()
+        self._loaded = {}
         self._unregister()
 
     def _unregister(self) -> None:
         while self._registered:
             torch.cuda.cudart().cudaHostUnregister(self._registered.pop())  # type: ignore[no-untyped-call]
+
+
+class _RoundCopier:
+    """Copies the fields of several spans to ``device``: one allocation a field, and one event for all of them.
+
+    A field goes straight from its sources where these are pinned and have no gaps; otherwise all of them are gathered in
+    staging memory, which is one asynchronous copy.
+    """
+
+    def __init__(self, device: torch.device, *, pinned_sources: bool) -> None:
+        self._device = device
+        self._pinned_sources = pinned_sources
+        self._stream = _new_stream() if device.type == "cuda" else None
+        self._landed: torch.cuda.Event | None = None
+        self._staging: dict[str, torch.Tensor] = {}
+
+    def copy(self, spans: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """Return the same fields on the device, to be used on the calling thread's current stream.
+
+        The sources may be overwritten when this returns.
+        """
+        if self._landed is not None:
+            self._landed.synchronize()  # the last round has left the staging memory
+        moved: list[dict[str, torch.Tensor]] = [{} for _ in spans]
+        direct = False
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            for name in spans[0]:
+                sources = [span[name] for span in spans]
+                here = torch.empty(sum(map(torch.numel, sources)), dtype=sources[0].dtype, device=self._device)
+                parts = _parts_like(here, sources)
+                if self._pinned_sources and all(source.is_contiguous() for source in sources):
+                    direct = True
+                    for part, source in zip(parts, sources, strict=True):
+                        part.copy_(source, non_blocking=True)
+                else:
+                    here.copy_(self._gather(name, sources), non_blocking=True)
+                for tensors, part in zip(moved, parts, strict=True):
+                    tensors[name] = part
+        if self._stream is not None:
+            self._hand_over(moved, self._stream, wait=direct)
+        return moved
+
+    def _gather(self, name: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        size = sum(map(torch.numel, sources))
+        staging = self._staging.get(name)
+        if staging is None or len(staging) < size:
+            staging = torch.empty(size, dtype=sources[0].dtype, pin_memory=self._stream is not None)
+            self._staging[name] = staging
+        for part, source in zip(_parts_like(staging[:size], sources), sources, strict=True):
+            part.copy_(source)
+        return staging[:size]
+
+    def _hand_over(self, moved: Iterable[Mapping[str, torch.Tensor]], stream: torch.cuda.Stream, *, wait: bool) -> None:
+        current = torch.cuda.current_stream()
+        self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._landed.record(stream)
+        current.wait_event(self._landed)
+        for tensors in moved:
+            for tensor in tensors.values():
+                tensor.record_stream(current)
+        if wait:
+            # The slots go back to their producers, so the copies must have left the rings.
+            self._landed.synchronize()
+
+
+def _parts_like(flat: torch.Tensor, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Cut ``flat`` into parts of the shapes of ``sources``."""
+    parts = torch.split(flat, [source.numel() for source in sources])
+    return [part.view(source.shape) for part, source in zip(parts, sources, strict=True)]
 
 
 def _forget_cuda_error() -> None:

@@ -122,6 +122,8 @@ class RunConfig(BaseModel):
     """
     ring_max_bytes: Count | None = None
     """Most bytes of one ring; caps `ring_capacity`."""
+    ring_layout: Literal["plain", "compact"] = "plain"
+    """`compact` stores each observation once: about half the bytes where `obs` and `next_obs` are most of a slot."""
     max_lead_slots: Count | None = None
     """Slots by which a collector may lead the learner; left out, 4 with `strict`, the ring's capacity otherwise."""
     max_ingest_per_iter: Count = 8

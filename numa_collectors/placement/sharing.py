@@ -31,6 +31,7 @@ def local_share(
         raise PlacementError(
             f"asked to share {len(every)} allowed cores between {local_world_size} local ranks, expected at least one each; "
             "start fewer ranks on this host, allow more CPUs, or set oversubscribe"
+        )
     homes = _gpu_homes(topology, local_world_size, os.environ if env is None else env)
     groups = {node: [rank for rank, home in enumerate(homes) if home == node] for node in cores}
     if all(groups[node] and len(groups[node]) <= len(cores[node]) for node in cores) and None not in homes:

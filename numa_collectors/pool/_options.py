@@ -9,8 +9,7 @@ from numa_collectors.binding import BindMode, BindPolicy, BindRequest
 from numa_collectors.collector import CollectorContext, shard
 from numa_collectors.errors import ConfigError
 from numa_collectors.placement import Placement, WorkerPlacement
-from numa_collectors.rings import Schema
-from numa_collectors.rings.layout import choose_capacity, ring_bytes
+from numa_collectors.rings import RING_LAYOUTS, Schema
 from numa_collectors.snapshots import WeightSpec
 from numa_collectors.snapshots.memory import snapshot_bytes
 
@@ -35,6 +34,7 @@ class PoolOptions:
     quota_slots: int | None = None
     ring_capacity: int | None = None
     ring_max_bytes: int | None = None
+    ring_layout: Literal["plain", "compact"] = "plain"
     max_lead_slots: int | None = None
     weight_poll_interval: int = 1
     max_policy_lag: int | None = None
@@ -90,6 +90,7 @@ class PoolOptions:
             device=self.device,
             learning_starts_slots=self.learning_starts_slots,
             **fields,
+        )
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,10 @@ def memory_plan(
     plans = []
     for worker in placement.collectors:
         batched = schema.with_leading(options.envs_of(worker.rank))
-        slots = choose_capacity(batched, options.ring_capacity, options.ring_max_bytes)
-        plans.append(MemoryPlan(f"ring[{worker.rank}]", ring_bytes(batched, slots), worker.memory_node))
+        ring = RING_LAYOUTS[options.ring_layout].plan(
+            batched, capacity=options.ring_capacity, max_bytes=options.ring_max_bytes
+        )
+        plans.append(MemoryPlan(f"ring[{worker.rank}]", ring.num_bytes, worker.memory_node))
         plans.append(MemoryPlan(f"weights[{worker.rank}]", snapshot_bytes(weights), worker.memory_node))
     return tuple(plans)
 

@@ -10,7 +10,7 @@ from numa_collectors.collector.quota import SharedQuota
 from numa_collectors.errors import NodeCapacityError
 from numa_collectors.placement import Placement, WorkerPlacement
 from numa_collectors.pool._options import PoolOptions, memory_plan
-from numa_collectors.rings import Schema, TransitionRing
+from numa_collectors.rings import RING_LAYOUTS, Schema, TransitionRing
 from numa_collectors.shm import Region, RegionPolicy
 from numa_collectors.snapshots import WeightSnapshot, WeightSpec
 from numa_collectors.topo import Topology
@@ -75,7 +75,7 @@ class Regions:
         options = self._options
         batched = self._schema.with_leading(options.envs_of(worker.rank))
         return self._on_node(
-            lambda policy: TransitionRing.create(
+            lambda policy: RING_LAYOUTS[options.ring_layout].create(
                 batched,
                 capacity=options.ring_capacity,
                 max_bytes=options.ring_max_bytes,

@@ -40,6 +40,7 @@ def _size(setup: RunSetup) -> str:
         lines.append(
             f"rank {ranks.rank} of {ranks.world_size} (local {ranks.local_rank} of {ranks.local_world_size}): collectors "
             f"{options.first_collector} to {last}; all counts are this rank's"
+        )
     if setup.resume_from is not None:
         lines.append(
             f"resumes {setup.resume_from} at {setup.start.env_steps:,} env steps, {setup.start.updates:,} updates"

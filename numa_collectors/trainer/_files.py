@@ -74,7 +74,19 @@ class RunFiles:
         run_dir = config.run_dir or _fresh_directory(Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S"))
         self.run_dir = ranks.directory(run_dir)
         self._lock = RunLock(self.run_dir)
-        self._write("config.json", config.model_dump(mode="json"))
+        try:
+            # That of the session before: a run that is killed has no outcome, and must not show another's.
+            (self.run_dir / RESULT_NAME).unlink(missing_ok=True)
+            self._write("config.json", config.model_dump(mode="json"))
+        except OSError as error:
+            self._lock.release()
+            raise ConfigError(
+                f"run_dir: expected a directory that can be written, got {error.strerror} for {error.filename}; make room or "
+                "choose another run_dir"
+            ) from error
+        except BaseException:
+            self._lock.release()
+            raise
 
     def write_placement(self, reports: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep what every worker's binding was found to be."""

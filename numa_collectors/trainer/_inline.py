@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from numa_collectors import checkpoint
 from numa_collectors.checkpoint import Progress
 from numa_collectors.collector import (
     CollectorFactory,
@@ -16,7 +17,7 @@ from numa_collectors.collector import (
 )
 from numa_collectors.learner import LearnerFactory
 from numa_collectors.metrics import Sink
-from numa_collectors.rings import TransitionRing
+from numa_collectors.rings import RING_LAYOUTS, TransitionRing
 from numa_collectors.seeds import seed_everything
 from numa_collectors.snapshots import WeightSnapshot
 from numa_collectors.trainer._files import RunFailedError, RunFiles, RunResult, RunStatus
@@ -35,14 +36,19 @@ class InlineRun:
     """
 
     def __init__(
-        self, setup: RunSetup, collector: CollectorFactory, learner: LearnerFactory, sinks: Sequence[Sink]
+        self,
+        setup: RunSetup,
+        collector: CollectorFactory,
+        learner: LearnerFactory,
+        sinks: Sequence[Sink],
+        signals: StopSignals,
     ) -> None:
         self._setup = setup
         self._collector = collector
         self._learner = learner
         self._sinks = sinks
         self._begun_s = time.monotonic()
-        self._signals = StopSignals()
+        self._signals = signals
         self._session: LearnerSession | None = None
         self._loops: list[CollectorLoop] = []
 
@@ -60,12 +66,17 @@ class InlineRun:
                 session = self._build(files, observer, stack, rings, snapshots)
                 status = self._turns(session, observer)
                 report = session.end()
-            except Exception as error:
+            except BaseException as error:
                 # Frames of the traceback may hold views of the rings, which are about to be unmapped.
                 traceback.clear_frames(error.__traceback__)
-                result = self._result("failed", files, error=f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                # A second signal raises: the run was interrupted, and its last checkpoint is not of its end.
+                ended: RunStatus = "failed" if self._signals.requested is None else "interrupted"
+                result = self._result(ended, files, error=text)
                 files.write_result(result)
-                raise RunFailedError(f"{type(error).__name__}: {error}", None, result) from error
+                if isinstance(error, Exception):
+                    raise RunFailedError(text, None, result) from error
+                raise
             self._take_counters(session, observer)
             result = self._result(status, files, report)
             files.write_result(result)
@@ -75,7 +86,7 @@ class InlineRun:
         options = self._setup.options
         rings, snapshots = [], []
         for rank in range(options.num_collectors):
-            ring = TransitionRing.create(
+            ring = RING_LAYOUTS[options.ring_layout].create(
                 self._setup.schema.with_leading(options.envs_of(rank)),
                 capacity=options.ring_capacity,
                 max_bytes=options.ring_max_bytes,
@@ -158,7 +169,7 @@ class InlineRun:
             weight_version=progress.weight_version,
             wall_s=time.monotonic() - self._begun_s,
             run_dir=files.run_dir,
-            checkpoint=report.checkpoint if report else None,
+            checkpoint=report.checkpoint if report else checkpoint.latest(files.run_dir),
             signal=self._signals.requested,
             discarded_slots=report.discarded_slots if report else 0,
             placement={},

@@ -53,6 +53,7 @@ class Observer:
         self._first_collector = setup.options.first_collector
         self.hub = MetricsHub(
             config.num_collectors, sinks if self._main else (), target_env_steps=config.planned_env_steps
+        )
         self.console: Console = make_console(config.console if self._main else "quiet")
         self._config = config
         self._num_collectors = config.num_collectors

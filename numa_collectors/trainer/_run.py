@@ -56,6 +56,7 @@ class FanOutTrainer:
         self._learner = learner
         self._sinks = tuple(sinks)
         self._setup: RunSetup = prepare(config, collector, learner, schema, weights)
+        self._signals = StopSignals()
 
     @property
     def setup(self) -> RunSetup:
@@ -71,23 +72,40 @@ class FanOutTrainer:
 
         Raises :class:`RunFailedError` (a ``WorkerFailedError``) with the first worker that failed and its traceback; its
         ``result`` says how far the run came.  Nothing is left behind in any case.
+
+        Signals reach Python's main thread only.  In another thread, call :meth:`request_stop` from the main one;
+        ``StopSignals(trainer.request_stop)`` around its wait does so at the first signal.
         """
-        if self._setup.config.inline:
-            return InlineRun(self._setup, self._collector, self._learner, self._sinks).run()
-        return _Run(self._setup, self._collector, self._learner, self._sinks).run()
+        kind = InlineRun if self._setup.config.inline else _Run
+        try:
+            return kind(self._setup, self._collector, self._learner, self._sinks, self._signals).run()
+        finally:
+            self._signals = StopSignals()
+
+    def request_stop(self, signal_name: str = "SIGINT") -> None:
+        """Have the run end as after the first Ctrl-C, or the first SIGTERM: with a final checkpoint and that exit code.
+
+        From any thread, also from a signal handler; returns at once.  Before :meth:`run` it ends the next run at its start.
+        """
+        self._signals.request(signal_name)
 
 
 class _Run:
     """One use of a trainer: the resources of a run, and its supervision."""
 
     def __init__(
-        self, setup: RunSetup, collector: CollectorFactory, learner: LearnerFactory, sinks: Sequence[Sink]
+        self,
+        setup: RunSetup,
+        collector: CollectorFactory,
+        learner: LearnerFactory,
+        sinks: Sequence[Sink],
+        signals: StopSignals,
     ) -> None:
         self._setup = setup
         self._collector = collector
         self._learner_factory = learner
         self._sinks = sinks
-        self._signals = StopSignals()
+        self._signals = signals
         self._reports: dict[str, BindReport] = {}
         self._begun_s = time.monotonic()
         self._messages: list[str] = list(setup.warnings)
@@ -154,7 +172,9 @@ class _Run:
             raise
         except BaseException as error:
             pool.kill()
-            files.write_result(self._result("failed", pool, files, error=f"{type(error).__name__}: {error}"))
+            # A second signal raises: the run was interrupted, and its last checkpoint is not of its end.
+            status = "failed" if self._signals.requested is None else "interrupted"
+            files.write_result(self._result(status, pool, files, error=f"{type(error).__name__}: {error}"))
             raise
         result = self._result(status, pool, files)
         files.write_result(result)

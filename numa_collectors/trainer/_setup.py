@@ -18,7 +18,7 @@ from numa_collectors.learner import LearnerFactory, resolve_device
 from numa_collectors.metrics import check_run_dir
 from numa_collectors.placement import Placement, PlacementRequest, local_share, plan, unbound
 from numa_collectors.pool import PoolOptions
-from numa_collectors.rings import Schema
+from numa_collectors.rings import Schema, observation_pairs
 from numa_collectors.snapshots import WeightSpec
 from numa_collectors.topo import Topology
 from numa_collectors.trainer._ranks import Ranks, resolve_ranks
@@ -62,6 +62,8 @@ def prepare(
         )
     check_picklable(collector, "the collector factory")
     check_picklable(learner, "the learner factory")
+    if config.ring_layout == "compact":
+        observation_pairs(schema)
     ranks = resolve_ranks(config, os.environ)
     _check_ranks(config, ranks)
     learner_device, first = resolve_device(config.learner_device, ranks.local_rank)
@@ -101,10 +103,12 @@ def _check_ranks(config: RunConfig, ranks: Ranks) -> None:
         raise ConfigError(
             f"run_dir: expected a directory with world_size={ranks.world_size}, got null; the ranks of a run start at "
             "different moments and would each choose another: set run_dir"
+        )
     if config.on_learner_exit == "restart":
         raise ConfigError(
             f"on_learner_exit: expected 'raise' with world_size={ranks.world_size}, got 'restart'; the other ranks would "
             "still be in a process group with the learner that died: set 'raise', and start all ranks again with resume=latest"
+        )
 
 
 def _rank_warnings(config: RunConfig, ranks: Ranks) -> tuple[str, ...]:
@@ -178,6 +182,7 @@ def _pool_options(config: RunConfig, device: str, start: Progress, generation: i
         quota_slots=-(-left // config.num_envs),
         ring_capacity=config.ring_capacity,
         ring_max_bytes=config.ring_max_bytes,
+        ring_layout=config.ring_layout,
         max_lead_slots=config.effective_lead_slots,
         weight_poll_interval=config.weight_poll_interval,
         max_policy_lag=config.max_policy_lag,
