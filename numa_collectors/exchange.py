@@ -14,7 +14,7 @@ Not covered
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numa_collectors.metrics import LagHistogram
@@ -50,25 +50,35 @@ class Exchange:
         """Number of rings."""
         return len(self.consumers)
 
-    def drain(self, max_slots: int | None = None) -> Iterator[tuple[int, Span]]:
+    def drain(
+        self, max_slots: int | None = None, *, load: Callable[[Sequence[tuple[int, Span]]], None] | None = None
+    ) -> Iterator[tuple[int, Span]]:
         """Yield ``(rank, span)`` for what is committed now, at most ``max_slots`` slots a ring, round-robin.
 
         A span is a view into the ring and valid until the next one is asked for; the ring's end splits a run of slots into
-        two spans.  The rank that comes first rotates from call to call.
+        two spans, and the second comes in a further round.  The rank that comes first rotates from call to call.  ``load`` is
+        given all spans of a round, one of each ring that has slots, before the first of them is yielded.
         """
         self._turn = (self._turn + 1) % max(1, self.num_collectors)
-        for offset in range(self.num_collectors):
-            rank = (self._turn + offset) % self.num_collectors
-            consumer = self.consumers[rank]
-            budget = consumer.fill if max_slots is None else min(max_slots, consumer.fill)
-            while budget > 0:
-                span = consumer.peek(budget)
-                if span is None:
-                    break
+        ranks = [(self._turn + offset) % self.num_collectors for offset in range(self.num_collectors)]
+        budgets = {
+            rank: fill if max_slots is None else min(max_slots, fill)
+            for rank in ranks
+            for fill in (self.consumers[rank].fill,)
+        }
+        while spans := [span for rank in ranks if budgets[rank] > 0 for span in self._peek(rank, budgets[rank])]:
+            if load is not None:
+                load(spans)
+            for rank, span in spans:
                 self.lags[rank].record(self.version, span.versions)
                 yield rank, span
-                consumer.release(span.num_slots)
-                budget -= span.num_slots
+                self.consumers[rank].release(span.num_slots)
+                budgets[rank] -= span.num_slots
+
+    def _peek(self, rank: int, max_slots: int) -> Iterator[tuple[int, Span]]:
+        span = self.consumers[rank].peek(max_slots)
+        if span is not None:
+            yield rank, span
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until a ring has a slot or comes to its end; return whether one did."""

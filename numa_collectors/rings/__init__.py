@@ -31,13 +31,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from numa_collectors.rings._compact_ends import CompactSpan
+from numa_collectors.rings._compact_layout import observation_pairs
 from numa_collectors.rings.compact import CompactRing
 from numa_collectors.rings.consumer import Consumer, Span, wait_any
 from numa_collectors.rings.producer import Producer
 from numa_collectors.rings.ring import TransitionRing
 from numa_collectors.rings.schema import Field, Schema
 
-__all__ = ["RING_LAYOUTS", "CompactRing", "Consumer", "Field", "Producer", "Schema", "Span", "TransitionRing", "wait_any"]
+__all__ = [
+    "RING_LAYOUTS",
+    "CompactRing",
+    "CompactSpan",
+    "Consumer",
+    "Field",
+    "Producer",
+    "Schema",
+    "Span",
+    "TransitionRing",
+    "observation_pairs",
+    "wait_any",
+]
 
 RING_LAYOUTS: Mapping[str, type[TransitionRing]] = {"plain": TransitionRing, "compact": CompactRing}
 """The rings that a run can have, by the name in its configuration."""
