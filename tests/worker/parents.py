@@ -9,7 +9,7 @@ import threading
 import time
 
 from numa_collectors.worker import PinnedWorker, StopSignals, WorkerGroup
-from tests.worker.workers import Idle, Misbehaving, Parent
+from tests.worker.workers import Greedy, Idle, Misbehaving, Parent
 
 
 def say(**facts: object) -> None:
@@ -115,6 +115,14 @@ def thread() -> None:
     runner.start()
     runner.join()
     sys.exit(codes[0])
+
+
+def greedy() -> None:
+    """Have a worker that takes more memory than there is."""
+    group = started(Greedy(rank=0), Idle(rank=1))
+    while not (failures := group.poll()):
+        group.wait(0.1)
+    say(failures=[str(failure) for failure in failures], left=[str(failure) for failure in group.stop()])
 
 
 def guardian_dies() -> None:

@@ -25,6 +25,7 @@ DEEDS = {
     "os._exit 0": ("left", 0, "an exit code is no success"),
     "os._exit 3": ("left", 3, "exit code 3"),
     "segfault": ("died", -signal.SIGSEGV, "SIGSEGV"),
+    "bus error": ("died", -signal.SIGBUS, "a file that shrank while it was mapped"),
 }
 
 
@@ -43,7 +44,7 @@ def test_each_deed_in_each_phase(phase: str) -> None:
             assert failure.pid == worker.pid
             if kind == "raised":
                 assert "Traceback" in (failure.traceback or "")
-            if deed == "segfault":
+            if deed in ("segfault", "bus error"):
                 assert "workers.py" in (failure.stack or ""), "the crash's stack"
         reported = group.poll()
         assert {failure.rank for failure in reported} == set(range(len(workers)))

@@ -13,7 +13,7 @@ from numa_collectors.errors import WorkerStartTimeoutError
 from numa_collectors.worker import WorkerGroup, WorkerState
 from numa_collectors.worker._monitor import _Stopwatch
 from tests.worker.helpers import first_event, first_failure, is_running, until
-from tests.worker.workers import BadImport, Busy, Misbehaving, Waiting
+from tests.worker.workers import BadImport, Busy, Misbehaving, Saving, Waiting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 
@@ -58,6 +58,19 @@ def test_waiting_on_purpose_is_no_hang_and_neither_is_a_busy_step() -> None:
         while time.monotonic() < until_time:
             assert group.poll() == []
             group.wait(0.02)
+
+
+def test_long_work_has_a_limit_of_its_own() -> None:
+    with WorkerGroup([Saving(1.0, rank=0), Saving(None, rank=1)], hang_timeout_s=0.3) as group:
+        group.start()
+        for worker in group.workers:
+            first_event(worker)
+        failure = first_failure(group)
+        assert (failure.rank, failure.kind) == (0, "hung")
+        assert "at most 1 s" in str(failure)
+        assert "in step" in (failure.stack or "")
+        assert (failure.last_heartbeat_age_s or 0) >= 1.0
+        assert group.workers[1].state is WorkerState.RUNNING
 
 
 def test_setup_that_takes_too_long() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -94,12 +95,21 @@ def _wait_deaf_to_sigterm() -> None:
     threading.Event().wait()
 
 
+def _read_a_page_that_is_gone() -> None:
+    file = os.memfd_create("shrinks")
+    os.ftruncate(file, mmap.PAGESIZE)
+    with mmap.mmap(file, mmap.PAGESIZE) as memory:
+        os.ftruncate(file, 0)
+        print(memory[0])
+
+
 _DEEDS: dict[str, Callable[[], object]] = {
     "raise": lambda: _raise(ValueError("planted")),
     "refuse": lambda: _raise(BindingError("planted", code="policy-trimmed", errno=22)),
     "exit 0": lambda: sys.exit(0),
     "os._exit 0": lambda: os._exit(0),
     "os._exit 3": lambda: os._exit(3),
+    "bus error": _read_a_page_that_is_gone,
     "segfault": lambda: ctypes.string_at(0),
     "leave a thread": lambda: threading.Thread(target=threading.Event().wait).start(),
     "wait": lambda: threading.Event().wait(),
@@ -231,3 +241,25 @@ class Nesting(PinnedWorker):
 
     def step(self) -> bool | None:
         return True
+
+
+class Greedy(PinnedWorker):
+    """Takes memory until somebody ends it."""
+
+    def step(self) -> bool | None:
+        self.taken = [*getattr(self, "taken", []), bytearray(os.urandom(1)) * (8 << 20)]
+        return None
+
+
+class Saving(PinnedWorker):
+    """Does long work that may take ``limit_s``, and does not come back from it."""
+
+    def __init__(self, limit_s: float | None, **options: Any) -> None:
+        super().__init__(**options)
+        self.limit_s = limit_s
+
+    def step(self) -> bool | None:
+        with self.waiting(self.limit_s):
+            self.send_event({"in": "long work"})
+            threading.Event().wait()
+        return None
