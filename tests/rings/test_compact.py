@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from numa_collectors.errors import ConfigError, RingClosedError, SchemaMismatchError
+from numa_collectors.errors import ConfigError, PeerLostError, SchemaMismatchError
 from numa_collectors.rings import CompactRing, Field, Schema, TransitionRing
 from numa_collectors.rings.endpoint import C_LIVE
-from numa_collectors.rings.layout import W_CONSUMER_CLAIM, W_PRODUCER_CLAIM, ring_bytes
+from numa_collectors.rings.layout import HEADER_BYTES, W_CONSUMER_CLAIM, W_PRODUCER_ASLEEP, W_PRODUCER_CLAIM
 from numa_collectors.testing.ring import RingConformance
 
 PER_ENV = Schema(
@@ -81,11 +81,15 @@ class LayoutMachine(RuleBasedStateMachine):
         return slot
 
     def note(self, slot: dict[str, Any]) -> None:
-        rows = [
-            self.last is None or any(slot[name][row].tobytes() != self.last["next_" + name][row].tobytes() for name in ("obs", "cam"))
-            for row in range(self.num_envs)
-        ]  # fmt: skip
-        self.begun.append(sum(rows))
+        last = self.last
+        rows = range(self.num_envs)
+        if last is not None:
+            rows = [
+                row
+                for row in rows
+                if any(slot[name][row].tobytes() != last["next_" + name][row].tobytes() for name in ("obs", "cam"))
+            ]
+        self.begun.append(len(rows))
         self.last = slot
 
     @rule(seed=SEEDS, begins=BEGINS, in_place=st.booleans())
@@ -107,7 +111,6 @@ class LayoutMachine(RuleBasedStateMachine):
                 assert producer.push(slot, version=step + 1, step=step, timeout_s=0)
         self.note(slot)
 
-    @precondition(lambda self: self.rings)
     @rule(num_slots=st.integers(2, 6), seed=SEEDS, begins=BEGINS)
     def write_many(self, num_slots: int, seed: int, begins: str) -> None:
         for index in range(num_slots):
@@ -172,3 +175,112 @@ class LayoutMachine(RuleBasedStateMachine):
 
 TestLayoutMachine = LayoutMachine.TestCase
 TestLayoutMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+NUM_ENVS = 3
+BATCHED = PER_ENV.with_leading(NUM_ENVS)
+
+
+def push_begun(producer: Any, rng: np.random.Generator) -> bool:
+    """Push a slot in which no row goes on from the slot before."""
+    return bool(producer.push(any_slot(BATCHED, rng), timeout_s=0))
+
+
+def test_a_full_side_area_makes_the_producer_wait_and_a_release_wakes_it() -> None:
+    rng = np.random.default_rng(0)
+    with CompactRing.create(BATCHED, capacity=10) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        pushed = 0
+        while push_begun(producer, rng):
+            pushed += 1
+        # Two slots' rows beside the one that is kept free, fewer than the ten slots of the ring.
+        assert pushed == ring.fill == 3
+        assert producer.reserve(0.001) is None
+        with pytest.raises(RuntimeError, match="without a slot"):
+            producer.commit()
+        assert ring.committed == 3
+
+        def release_when_asleep() -> None:
+            while not ring._memory.words[W_PRODUCER_ASLEEP]:
+                pass
+            consumer.peek()
+            consumer.release(1)
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(release_when_asleep)
+            assert producer.reserve(60.0) is not None
+            done.result()
+        producer.commit()
+        ring.set_consumer_lost()
+        with pytest.raises(PeerLostError):
+            producer.reserve(60.0)
+
+
+def test_no_episode_begins_and_no_observation_is_copied() -> None:
+    rng = np.random.default_rng(1)
+    with CompactRing.create(BATCHED, capacity=4) as ring:
+        producer, consumer = ring.producer(), ring.consumer()
+        last = any_slot(BATCHED, rng)
+        for lap in range(13):
+            slot = any_slot(BATCHED, rng)
+            if lap:
+                slot |= {"obs": last["next_obs"], "cam": last["next_cam"]}
+            assert producer.push(slot, timeout_s=0)
+            span = consumer.peek()
+            memory = np.frombuffer(ring.region.buf, np.uint8)
+            assert np.shares_memory(span["obs"], memory) == (lap > 0)
+            del memory
+            assert span["obs"].tobytes() == slot["obs"].tobytes()
+            consumer.release(1)
+            last = slot
+        consumer.close()
+        assert not span, "a span that is left lying about keeps the ring mapped"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([Field("obs", "float32", (2, 3))], "needs a field x beside next_x"),
+        ([Field("obs", "float32", (2, 3)), Field("next_obs", "float64", (2, 3))], "of one dtype and shape"),
+        ([Field("obs", "float32", (2, 3)), Field("next_obs", "float32", (2, 4))], "of one dtype and shape"),
+        ([Field("obs", "float32"), Field("next_obs", "float32")], "with_leading"),
+        (
+            [
+                Field("a", "bool", (2,)),
+                Field("next_a", "bool", (2,)),
+                Field("b", "bool", (3,)),
+                Field("next_b", "bool", (3,)),
+            ],
+            "with_leading",
+        ),
+    ],
+)
+def test_schemas_that_have_nothing_to_share_are_refused(fields: list[Field], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CompactRing.create(Schema(fields), capacity=2)
+
+
+def test_sides_of_different_layouts_are_told_apart() -> None:
+    with CompactRing.create(BATCHED, capacity=2) as ring, pytest.raises(SchemaMismatchError):
+        TransitionRing(ring.region, BATCHED, "ring")
+    with TransitionRing.create(BATCHED, capacity=2) as ring, pytest.raises(SchemaMismatchError):
+        CompactRing(ring.region, BATCHED, "ring")
+
+
+@pytest.mark.parametrize(("num_envs", "shape", "dtype"), [(64, (17,), "float32"), (1, (84, 84, 4), "uint8")])
+def test_saving_and_choice_of_the_capacity_by_bytes(num_envs: int, shape: tuple[int, ...], dtype: str) -> None:
+    fields = [Field("obs", dtype, shape), Field("reward", "float32"), Field("next_obs", dtype, shape)]
+    schema = Schema(fields).with_leading(num_envs)
+    plain, compact = (ring.plan(schema, capacity=64).num_bytes for ring in (TransitionRing, CompactRing))
+    assert compact < 0.6 * plain
+    for max_bytes in (plain // 2, plain, None):
+        plan = CompactRing.plan(schema, max_bytes=max_bytes)
+        limit = HEADER_BYTES + (max_bytes or 16 << 20)
+        assert (
+            plan.num_bytes <= limit < CompactRing.plan(schema, capacity=plan.capacity + 1).num_bytes
+            or plan.capacity == 256
+        )
+        with CompactRing.create(schema, max_bytes=max_bytes) as ring:
+            assert (ring.capacity, ring.max_lead_slots) == (plan.capacity, plan.capacity)
+    with pytest.raises(ValueError, match="raise max_bytes"):
+        CompactRing.plan(schema, max_bytes=2 * CompactRing.plan(schema).stored.slot_bytes)
