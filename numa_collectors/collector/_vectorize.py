@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, concatenate, iterate
 
 from numa_collectors.collector.context import CollectorContext, CollectorError
 from numa_collectors.collector.spaces import leaves
@@ -30,7 +30,7 @@ class _Named(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._ctx, self._row = ctx, row
         self._leaves = leaves(env.observation_space)
 
-    def _checked(self, obs: Any, action: str) -> Any:
+    def checked(self, obs: Any, action: str) -> Any:
         for leaf in self._leaves:
             got = np.shape(leaf.get(obs))
             if got != leaf.shape:
@@ -45,23 +45,47 @@ class _Named(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, info = self.env.reset(seed=seed, options=options)
         except Exception as error:
             raise fault(self._ctx, self._row, "reset", error) from error
-        return self._checked(obs, "reset"), info
+        return self.checked(obs, "reset"), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
-            obs, reward, terminated, truncated, info = self.env.step(action)
+            return self.env.step(action)
         except Exception as error:
             raise fault(self._ctx, self._row, "step", error) from error
-        if terminated or truncated:
-            # SyncVectorEnv resets before anybody can copy the last observation, perhaps in the same buffer.
-            obs = deepcopy(obs)
-        return self._checked(obs, "step"), reward, terminated, truncated, info
 
     def close(self) -> None:
         try:
             self.env.close()
         except Exception as error:
             raise fault(self._ctx, self._row, "close", error) from error
+
+
+class _SingleEnvs(SyncVectorEnv):
+    """Steps single environments in same-step mode: every row of every slot is then a real transition, without a mask.
+
+    Differs from SyncVectorEnv in what a collector has no use for, which is up to a fifth of a cheap step: no infos but
+    ``final_obs`` are merged, and the arrays that ``step`` returns are its own, overwritten by the next.  The last
+    observation of an episode is copied before the reset, so environments may reuse their buffer.
+    """
+
+    envs: list[_Named]  # type: ignore[assignment]
+
+    def __init__(self, factories: Sequence[Callable[[], _Named]]) -> None:
+        super().__init__(factories, copy=False, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        infos: dict[str, Any] = {}
+        rewards, terminations, truncations = self._rewards, self._terminations, self._truncations
+        for row, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
+            obs, rewards[row], terminated, truncated, _ = env.step(action)
+            env.checked(obs, "step")
+            terminations[row], truncations[row] = terminated, truncated
+            if terminated or truncated:
+                infos.setdefault("final_obs", [None] * self.num_envs)[row] = deepcopy(obs)
+                obs, _ = env.reset()
+            self._env_obs[row] = obs
+        self._observations = concatenate(self.single_observation_space, self._env_obs, self._observations)
+        return self._observations, rewards, terminations, truncations, infos
 
 
 def fault(ctx: CollectorContext, row: int | None, action: str, error: BaseException) -> CollectorError:
@@ -136,9 +160,7 @@ def _from_list(factories: Sequence[Callable[..., Any]], ctx: CollectorContext, p
 
 
 def _sync(factories: Sequence[Callable[[], Any]], ctx: CollectorContext) -> Any:
-    """Same-step autoreset: every row of every slot is then a real transition, and no mask is needed."""
-    named = [partial(_name, factory, ctx, row) for row, factory in enumerate(factories)]
-    return SyncVectorEnv(named, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+    return _SingleEnvs([partial(_name, factory, ctx, row) for row, factory in enumerate(factories)])
 
 
 def _name(factory: Callable[[], Any], ctx: CollectorContext, row: int) -> Any:

@@ -220,8 +220,7 @@ class GymCollector(Collector):
     # -----------------------------------------------------------------------------------------------------
 
     def _same_step(self, slot: Mapping[str, np.ndarray], done: np.ndarray, infos: Mapping[str, Any]) -> None:
-        self._count(slot["reward"], done)
-        if not done.any():
+        if not self._count(slot["reward"], done):
             return
         final = infos.get("final_obs", infos.get("final_observation"))
         one_each = isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)
@@ -252,8 +251,7 @@ class GymCollector(Collector):
             )
 
     def _disabled(self, slot: Mapping[str, np.ndarray], done: np.ndarray, infos: Mapping[str, Any]) -> None:
-        self._count(slot["reward"], done)
-        if done.any():
+        if self._count(slot["reward"], done):
             with self._ctx.timer("env_step"):
                 self._obs, _ = self._guard("reset", self._env.reset, options={"reset_mask": done})
 
@@ -267,23 +265,31 @@ class GymCollector(Collector):
                 last[done] = slot[name][done]
         self._ended = done
 
-    def _count(self, reward: np.ndarray, done: np.ndarray, real: np.ndarray | None = None) -> None:
+    def _count(self, reward: np.ndarray, done: np.ndarray, real: np.ndarray | None = None) -> bool:
+        """Add up returns and lengths; return whether any episode ended."""
         if real is None:
             self._returns += reward
             self._lengths += 1
         else:
             self._returns[real] += reward[real]
             self._lengths[real] += 1
-        for row in np.flatnonzero(done):
+        rows = done.nonzero()[0]
+        if not len(rows):
+            return False
+        for row in rows:
             self._episodes.append(Episode(float(self._returns[row]), int(self._lengths[row])))
-        self._returns[done] = 0.0
-        self._lengths[done] = 0
+        self._returns[rows] = 0.0
+        self._lengths[rows] = 0
+        return True
 
     # -- what may go wrong
     # --------------------------------------------------------------------------------------------------
 
     def _write(self, out: np.ndarray, value: Any, name: str, row: int | None = None) -> None:
         """Copy without broadcasting and without a cast that changes the kind of number."""
+        if type(value) is np.ndarray and value.dtype == out.dtype and value.shape == out.shape:
+            out[...] = value
+            return
         array = np.asarray(value)
         if array.shape != out.shape or not np.can_cast(array.dtype, out.dtype, "same_kind"):
             raise SchemaMismatchError(
