@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,8 @@ def build_trainer(config: RunConfig) -> FanOutTrainer:
 
     collector = _resolve("collector", config.collector)
     learner = _resolve("learner", config.learner)
+    _check_options("collector", collector, config.collector_options)
+    _check_options("learner", learner, config.learner_options)
     return FanOutTrainer(
         config,
         collector=partial(collector, **config.collector_options),
@@ -99,6 +102,22 @@ def _resolve(field: str, path: str | None) -> Any:
             f"{field}: expected something that can be imported, got {path!r} ({error}); is its folder on PYTHONPATH?"
         ) from error
     return value
+
+
+def _check_options(field: str, factory: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options that the factory does not take now, and not in a worker's traceback later."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some C extensions have no signature
+        return
+    try:
+        signature.bind(None, **options)
+    except TypeError as error:
+        name = getattr(factory, "__qualname__", repr(factory))
+        taken = ", ".join(list(signature.parameters)[1:]) or "none"
+        raise ConfigError(
+            f"{field}_options: expected what {name} takes ({taken}), got {sorted(options)} ({error}); correct {field}_options"
+        ) from None
 
 
 def _declared(field: str, factory: Any, attribute: str, kind: type[Any], options: Mapping[str, Any]) -> Any:

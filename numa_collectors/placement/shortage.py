@@ -46,16 +46,17 @@ def check_request(topology: Topology, request: PlacementRequest) -> None:
 def _check_node(topology: Topology, usable: Mapping[int, Sequence[UsableCore]], name: str, node_id: int) -> None:
     if node_id in usable:
         return
-    can = f"nodes that can hold workers here: {format_cpulist(usable)}"
+    expected = f"{name}: expected nodes that can hold workers (here {format_cpulist(usable)}), got {node_id}"
+    remedy = "name others, or see what there is with python -m numa_collectors.topo"
     found = next((node for node in topology.nodes if node.id == node_id), None)
     if found is None:
-        raise PlacementError(f"{name} asks for node {node_id}, which does not exist or is offline; {can}")
+        raise PlacementError(f"{expected}, which does not exist or is offline; {remedy}")
     if not found.cpus:
         what = {"device": "holds a device's memory", "empty": "is empty"}.get(found.kind, "has memory only")
-        raise PlacementError(f"{name} asks for node {node_id}, which {what} and has no CPUs; {can}")
+        raise PlacementError(f"{expected}, which {what} and has no CPUs; {remedy}")
     raise PlacementError(
-        f"{name} asks for node {node_id} (CPUs {format_cpulist(found.cpus)}), of which this process may use none: its "
-        f"affinity and cpuset leave it CPUs {format_cpulist(topology.allowed)}; {can}"
+        f"{expected}, whose CPUs {format_cpulist(found.cpus)} this process may not use: its affinity and cpuset leave it CPUs "
+        f"{format_cpulist(topology.allowed)}; {remedy}"
     )
 
 

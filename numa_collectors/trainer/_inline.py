@@ -132,7 +132,7 @@ class InlineRun:
         )
         for rank, (ring, snapshot) in enumerate(zip(rings, snapshots, strict=True)):
             self._loops.append(build_loop(self._collector, options.context(rank), ring, snapshot, loop_options))
-            stack.callback(self._loops[-1].close)
+            stack.callback(_close, self._loops[-1], observer)
         observer.begin({})
         # The first counters are the base that the first log point's rates are differences to.
         self._take_counters(session, observer)
@@ -175,3 +175,11 @@ class InlineRun:
             placement={},
             error=error or (report.error if report else None),
         )
+
+
+def _close(loop: CollectorLoop, observer: Observer) -> None:
+    """Close the environments; what they raise is said, as for a worker, and does not undo what the run has done."""
+    try:
+        loop.close()
+    except Exception as error:  # noqa: BLE001 - any user's code; it is said below
+        observer.console.message(f"{loop.ctx.name}: {error}")
