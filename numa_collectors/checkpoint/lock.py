@@ -30,12 +30,12 @@ class RunLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         except OSError as error:
-            raise ConfigError(
-                f"run_dir: expected a directory that can be written, got {error.strerror} for {error.filename}; "
-                f"choose another run_dir or change its permissions"
-            ) from None
+            raise _unwritable(self.path, error) from None
         try:
             self._take(fd)
+        except OSError as error:
+            os.close(fd)
+            raise _unwritable(self.path, error) from None
         except BaseException:
             os.close(fd)
             raise
@@ -76,3 +76,10 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run_dir: expected a directory that can be written, got {error.strerror} for {error.filename or path}; "
+        f"choose another run_dir, make room, or change its permissions"
+    )
