@@ -28,6 +28,11 @@ class Block:
         return self.info.split()[1:]
 
     @property
+    def needs(self) -> str | None:
+        """The module without which the block cannot run, beyond those that the tests need anyway."""
+        return next((word.removeprefix("needs=") for word in self.words if word.startswith("needs=")), None)
+
+    @property
     def file_name(self) -> str | None:
         """The name that a first line ``# file: name`` gives the block."""
         match = re.match(r"# file: (\S+)\n", self.text)

@@ -1,12 +1,14 @@
 """The pages' code runs.
 
-A ``python`` block is a script of its own; ``python continues`` goes on where the block before it ended, and
-``python no-run`` only has to compile, and says why in its first comment.  Blocks and runs of one page share a directory, so
-that a block whose first line is ``# file: name`` can be imported by later ones and named on command lines.
+A ``python`` block is a script of its own; ``python continues`` goes on where the block before it ended, ``python no-run``
+only has to compile, and says why in its first comment, and ``python needs=module`` runs where that is installed.  Blocks and
+runs of one page share a directory, so that a block whose first line is ``# file: name`` can be imported by later ones and
+named on command lines.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -50,7 +52,7 @@ def _scripts(page: Path) -> list[list[Block]]:
     """Return the page's runnable blocks, those that belong together in one list."""
     scripts: list[list[Block]] = []
     for block in blocks(page):
-        if block.language != "python" or "no-run" in block.words:
+        if block.language != "python" or "no-run" in block.words or block.needs is not None:
             continue
         if "continues" in block.words:
             assert scripts, f"{block.where}: nothing to go on from"
@@ -85,13 +87,26 @@ def test_code_runs(page: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, f"{_name(page)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
+@pytest.mark.parametrize(
+    "block", [b for page in PAGES for b in blocks(page) if b.needs is not None], ids=lambda block: str(block.needs)
+)
+def test_code_that_needs_another_library_runs(block: Block, tmp_path: Path) -> None:
+    if importlib.util.find_spec(str(block.needs)) is None:
+        pytest.skip(f"{block.where} needs {block.needs}, which is not installed here: pip install {block.needs}")
+    _save_files(block.page, tmp_path)
+    path = tmp_path / "script.py"
+    path.write_text(block.text, encoding="utf-8")
+    done = _run([str(path)], tmp_path)
+    assert done.returncode == 0, f"{block.where}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_code_compiles(page: Path) -> None:
     for block in blocks(page):
         if block.language != "python":
             continue
         compile(block.text, block.where, "exec")
-        assert set(block.words) <= {"no-run", "continues"}, block.where
+        assert set(block.words) <= {"no-run", "continues", f"needs={block.needs}"}, block.where
         if "no-run" in block.words:
             assert block.text.startswith("# Not run by the tests: "), f"{block.where}: expected the reason"
 
