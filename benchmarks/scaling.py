@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.comparing import Comparison, node_remark
 from benchmarks.scaling_arms import KINDS, ArmSpec, Sample, serve
 from benchmarks.transport import facts
 from numa_collectors.topo import Topology
@@ -76,30 +77,6 @@ class RunningArm:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Ratios of one figure of two arms, one a round."""
-
-    text: str
-    ratios: Sequence[float]
-    goal: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        """What may be said; no gain or loss is claimed where a round shows the contrary."""
-        low, high = min(self.ratios), max(self.ratios)
-        if self.goal is not None:
-            return "met" if statistics.median(self.ratios) >= self.goal else "not met"
-        if len(self.ratios) < 3 or low <= 1.0 <= high:
-            return "inside the noise"
-        return "ahead" if low > 1.0 else "behind"
-
-    def __str__(self) -> str:
-        spread = f"{min(self.ratios):.2f} to {max(self.ratios):.2f} in {len(self.ratios)} rounds"
-        asked = f", asked: {self.goal:g}" if self.goal is not None else ""
-        return f"{self.verdict}: {self.text}: {statistics.median(self.ratios):.2f} times ({spread}{asked})"
 
 
 @dataclass
@@ -175,8 +152,7 @@ def table(report: Report) -> Iterator[str]:
 
 def remarks(report: Report, topology: Topology, num_cpus: int) -> Iterator[str]:
     """What must be known to read the figures."""
-    if not topology.is_numa:
-        yield "this machine has one NUMA node: the effect of nodes was not measured, only that of separate cores"
+    yield from node_remark(topology)
     bound = [name for name in report.samples if name.endswith("collectors, bound")]
     totals = [statistics.median(sum(s.cores.values()) for s in report.samples[name]) for name in bound]
     if totals and max(totals) < 0.9 * min(num_cpus, 2):

@@ -18,10 +18,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 
+from benchmarks.comparing import CpuMeter
 from numa_collectors.collector import CollectorContext, GymCollector, GymSpec, gym_schema
 from numa_collectors.placement import PlacementRequest, plan, unbound
 from numa_collectors.pool import CollectorPool, PoolOptions
@@ -156,7 +156,7 @@ class Arm:
         env = gymnasium.make(spec.env_id)
         self.spaces = (env.observation_space, env.action_space)
         env.close()
-        self._cpu = _CpuMeter()
+        self._cpu = CpuMeter()
         self.actor = Actor.of(*self.spaces)
         sizes = [int(np.prod(space.shape or ())) for space in self.spaces]
         self.learner = Learner(self.actor, sizes[0], sizes[1], spec.steps_per_update)
@@ -179,35 +179,8 @@ class Arm:
             learner.updates - before[1],
             learner.update_s - before[2],
         )
-        cores = {name: (total - before_cpu[name]) / wall_s for name, total in self._cpu.read().items()}
+        cores = {name: (total - before_cpu.get(name, 0.0)) / wall_s for name, total in self._cpu.read().items()}
         return Sample(steps, updates, wall_s, update_s, cores)
-
-
-class _CpuMeter:
-    """CPU seconds of this process and of those that it has started by the first reading, by role and allowed CPUs."""
-
-    def __init__(self) -> None:
-        self._groups: dict[str, list[psutil.Process]] = {}
-
-    def read(self) -> dict[str, float]:
-        if not self._groups:
-            self._find()
-        return {
-            name: sum(times.user + times.system for times in (process.cpu_times() for process in processes))
-            for name, processes in self._groups.items()
-        }
-
-    def _find(self) -> None:
-        me = psutil.Process()
-        found: dict[tuple[str, str], list[psutil.Process]] = {}
-        for process in (me, *me.children(recursive=True)):
-            title = process.name()
-            role = "learner" if process == me else title if title.startswith("collector") else "other"
-            found.setdefault((role, ",".join(map(str, process.cpu_affinity() or ()))), []).append(process)
-        self._groups = {
-            f"{role} on CPUs {cpus}" if len(group) == 1 else f"{len(group)} {role} processes on CPUs {cpus}": group
-            for (role, cpus), group in found.items()
-        }
 
 
 class PoolArm(Arm):
