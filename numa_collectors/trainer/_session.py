@@ -101,7 +101,7 @@ class LearnerSession:
                 publish_interval=config.weight_publish_interval,
             ),
         )
-        self._saved: tuple[int, int] | None = None
+        self._saved: Progress | None = None
         self._save_failed = False
         self._next_save_s = time.monotonic() + (config.checkpoint_interval_s or float("inf"))
         self.loop.publish_now()
@@ -194,7 +194,7 @@ class LearnerSession:
         """Save unless nothing changed; a failure leaves the last checkpoint standing and the run going, and is returned."""
         progress = self.progress
         # One checkpoint serves all ranks, whose counts and weights are the same: that of rank 0.
-        if not self._plan.ranks.is_main or self._saved == (progress.env_steps, progress.updates):
+        if not self._plan.ranks.is_main or self._saved == progress:
             return None
         try:
             with self._excuse():
@@ -205,7 +205,7 @@ class LearnerSession:
             self._save_failed = True
             return str(error)
         self._save_failed = False
-        self._saved = (progress.env_steps, progress.updates)
+        self._saved = progress
         return None
 
     def save(self) -> Path:

@@ -36,9 +36,12 @@ class CountingCollector(Collector):
         self.fault = fault if (ctx.rank == fault_rank and ctx.generation < fault_generations) else None
         self.fault_step = fault_step
         self.weights: dict[str, np.ndarray] = {}
+        self.version = 0
         self.rng = np.random.default_rng(ctx.seed)
 
     def load_weights(self, weights: Mapping[str, np.ndarray], version: int) -> None:
+        assert version > self.version, f"expected a version above {self.version}, got {version}"
+        self.version = version
         self.weights = {name: array.copy() for name, array in weights.items()}
 
     def collect(self, slot: Mapping[str, np.ndarray]) -> None:

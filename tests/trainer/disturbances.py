@@ -35,10 +35,10 @@ class Row:
     """One disturbance and how the run has to end.
 
     ``plant`` is ``(role, rank, phase, what)``, see ``planting``; ``signals`` go to a process or to the parent's group
-    once the planted moment has come.  ``helpers``: collectors start processes of their own.  ``checkpoints`` is what
-    must be there afterwards: "none", "last" (one made before the disturbance), "final" (one of the counts in the
-    outcome), or "any": whatever is there is no further than the outcome.  ``bound_s`` is from the moment (without one:
-    from the start) to the parent's end.
+    once the planted moment has come.  ``helpers``: collectors start processes of their own.  ``program`` is what runs
+    the trainer, see ``PROGRAMS``.  ``checkpoints`` is what must be there afterwards: "none", "last" (one made before the
+    disturbance), "final" (one of the counts in the outcome), or "any": whatever is there is no further than the
+    outcome.  ``bound_s`` is from the moment (without one: from the start) to the parent's end.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Row:
     checkpoints: str = "any"
     bound_s: float = SHUTDOWN_TIMEOUT_S + 3.0
     helpers: bool = False
+    program: str = "command"
     config: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -117,8 +118,10 @@ class Stage:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def _start(self, folder: Path, arguments: list[str], environment: dict[str, str]) -> int:
-        order = json.dumps({"folder": str(folder), "arguments": arguments, "environment": environment})
+    def _start(self, folder: Path, program: str, config: Path, environment: dict[str, str]) -> int:
+        order = json.dumps(
+            {"folder": str(folder), "program": program, "config": str(config), "environment": environment}
+        )
         assert self._process.stdin is not None
         with self._changed:
             self._process.stdin.write(order + "\n")
@@ -140,17 +143,17 @@ class Stage:
         environment = {"DISTURBANCE": json.dumps({"folder": str(folder), "helpers": row.helpers, **planted})}
         file = folder / "config.json"
         file.write_text(json.dumps(_config(row, folder)))
-        pid = self._start(folder, ["--config", str(file)], environment)
+        pid = self._start(folder, row.program, file, environment)
         begun_s = time.monotonic()
         if row.plant is not None:
             self._await(folder / "struck", pid)
             begun_s = float((folder / "struck").read_text())
-        for number, target in row.signals:
+        for count, (number, target) in enumerate(row.signals):
+            if count:  # two at once would be one to the kernel
+                self._await_text(folder / "output", "once more kills", pid)
             _send(number, target, pid, folder)
             begun_s = time.monotonic()
             (folder / "go").touch()
-            if (number, target) != row.signals[-1]:
-                self._await_text(folder / "output", "once more kills", pid)
         try:
             code = self._end(pid, row.bound_s + PATIENCE_S)
         finally:
@@ -233,8 +236,8 @@ def serve() -> int:
     """Fork a program for each order on standard input; tell of starts and ends on standard output."""
     import torch
 
+    import numa_collectors.train  # noqa: F401
     import tests.trainer.planting_learner  # noqa: F401
-    from numa_collectors.train import main
 
     torch.set_num_threads(1)
     rest, running, more = b"", set[int](), True
@@ -247,7 +250,7 @@ def serve() -> int:
             pid = os.fork()
             if pid == 0:
                 _become_a_program(order)
-                return main(order["arguments"])
+                return PROGRAMS[order["program"]](order["config"])
             running.add(pid)
             print(json.dumps({"started": {order["folder"]: pid}}), flush=True)
         for pid in sorted(running):
@@ -256,6 +259,42 @@ def serve() -> int:
                 running.remove(pid)
                 print(json.dumps({"ended": {pid: os.waitstatus_to_exitcode(status)}}), flush=True)
     return 0
+
+
+def _command(config: str) -> int:
+    """Be ``python -m numa_collectors.train``."""
+    from numa_collectors.train import main
+
+    return main(["--config", config])
+
+
+def _thread(config: str) -> int:
+    """Train in a thread, and wait for it in the main one as if there were no signals."""
+    from numa_collectors.config import load_config
+    from numa_collectors.train import build_trainer
+
+    runner = threading.Thread(target=build_trainer(load_config(config)).run)
+    runner.start()
+    runner.join()
+    return 0
+
+
+def _thread_with_signals(config: str) -> int:
+    """Train in a thread, with signals passed on by the main one."""
+    from numa_collectors.config import load_config
+    from numa_collectors.train import build_trainer
+    from numa_collectors.worker import StopSignals
+
+    trainer = build_trainer(load_config(config))
+    codes: list[int] = []
+    runner = threading.Thread(target=lambda: codes.append(trainer.run().exit_code))
+    with StopSignals(trainer.request_stop):
+        runner.start()
+        runner.join()
+    return codes[0]
+
+
+PROGRAMS = {"command": _command, "thread": _thread, "thread with signals": _thread_with_signals}
 
 
 def _become_a_program(order: dict[str, Any]) -> None:

@@ -86,6 +86,11 @@ ROWS = [
         checkpoints="none",
         helpers=True,
     ),
+    # A trainer in a thread that is not the main one.  A Python that ends by KeyboardInterrupt ends by the signal itself.
+    interrupted("SIGINT, the trainer in a thread", "training", (INT, "parent"), code=-2, program="thread"),
+    interrupted(
+        "SIGTERM, the trainer in a thread", "training", (TERM, "parent"), code=143, program="thread with signals"
+    ),
     # A signal to one worker alone is a failure, whatever the exit code.
     Row("SIGKILL of a collector during imports", ("any", 0, "imports", "kill"), 1, "SIGKILL .*phase import"),
     Row(

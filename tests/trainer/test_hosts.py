@@ -1,0 +1,68 @@
+"""The same orderly end where something else than a shell holds the reins: a notebook, ``torchrun``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from numa_collectors import checkpoint
+from tests.trainer.disturbances import processes_of
+from tests.trainer.test_faults import REPOSITORY, SCRIPT, wait_for_steps
+from tests.worker.helpers import until
+
+
+def check_orderly_end(run_dir: Path, code: int) -> None:
+    result = json.loads((run_dir / "result.json").read_text())
+    assert (result["status"], result["exit_code"]) == ("interrupted", code)
+    progress = checkpoint.load(run_dir).progress
+    assert (progress.env_steps, progress.updates) == (result["env_steps"], result["updates"])
+
+
+def test_the_stop_button_of_a_notebook(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ipykernel") is None:
+        pytest.skip("needs ipykernel, which is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.notebook", str(tmp_path / "run")],
+        cwd=REPOSITORY,
+        env={**os.environ, "DISTURBANCE": json.dumps({"folder": str(tmp_path)})},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["trained"].splitlines()[-1] == "interrupted 130"
+    # The kernel lives on, with its own handler; the run has left it no children.
+    assert said["afterwards"].split(maxsplit=2) == ["True", "True", "[]\n"]
+    check_orderly_end(tmp_path / "run", 130)
+    until(lambda: not processes_of(tmp_path), "the end of all that the kernel started")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_torchrun(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """The agent passes the signal on; how it ends itself is its own affair."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(script), str(tmp_path / "run")]
+    agent = subprocess.Popen(
+        [sys.executable, *command, repr({"tensorboard": False})],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "DISTURBANCE": json.dumps({"folder": str(tmp_path)})},
+        start_new_session=True,
+    )
+    wait_for_steps(tmp_path / "run", agent)
+    agent.send_signal(number)
+    output, _ = agent.communicate(timeout=90)
+    assert agent.returncode != 0, output
+    check_orderly_end(tmp_path / "run", code)
+    until(lambda: not processes_of(tmp_path), "the end of all that the agent started")
