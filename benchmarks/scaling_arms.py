@@ -31,9 +31,6 @@ from numa_collectors.topo import Topology
 Batch = Mapping[str, Tensor]
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 MEMORY_ROWS, BATCH_ROWS = 100_000, 256
-# How often this library's arm looks at the rings while no update is due: a learner that is woken for every slot takes a
-# CPU from a collector each time.  The rings hold far more than comes meanwhile.
-LOOK_S = 0.002
 # TorchRL hands over batches; one of this many steps of each environment costs it little and is no staler than a full ring.
 TORCHRL_STEPS = 64
 
@@ -210,7 +207,7 @@ class PoolArm(Arm):
         if learner.learn():
             pool.publish(self.actor.state_dict())
         else:
-            time.sleep(LOOK_S)
+            pool.wait(0.1, min_slots=8 * self.spec.num_workers)
 
     def close(self) -> None:
         self._pool.close()

@@ -23,6 +23,10 @@ from numa_collectors.snapshots import SnapshotPublisher, WeightSnapshot
 
 __all__ = ["Exchange"]
 
+# Between two looks at rings that slots gather in, and how many of them.
+_NAP_S = 0.001
+_NUM_NAPS = 5
+
 
 class Exchange:
     """Consumers of ``rings`` and publishers of ``snapshots``, index = rank of the collector.
@@ -80,10 +84,22 @@ class Exchange:
         if span is not None:
             yield rank, span
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until a ring has a slot or comes to its end; return whether one did."""
+    def wait(self, timeout_s: float, min_slots: int = 1) -> bool:
+        """Wait until a ring has a slot or comes to its end; return whether one did.
+
+        ``min_slots`` above 1 lets so many come together, over all rings, for at most 5 ms more and until one of them is half
+        full: a learner that is woken for every slot takes the CPU that it shares with a collector from it each time.
+        """
         waiting = [consumer for consumer in self.consumers if not consumer.closed]
-        return bool(waiting) and wait_any(waiting, timeout_s)
+        if not waiting or not wait_any(waiting, timeout_s):
+            return False
+        for _ in range(_NUM_NAPS):
+            fills = [consumer.fill for consumer in waiting]
+            half_full = any(2 * fill >= ring.memory.limit for fill, ring in zip(fills, waiting, strict=True))
+            if sum(fills) >= min_slots or half_full:
+                break
+            time.sleep(_NAP_S)
+        return True
 
     @property
     def finished(self) -> bool:

@@ -301,10 +301,14 @@ class CollectorPool:
         self.poll()
         yield from self.exchange.drain(max_slots)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for a slot; False after ``timeout_s`` seconds or when every ring has ended.  Raises as :meth:`drain`."""
+    def wait(self, timeout_s: float, min_slots: int = 1) -> bool:
+        """Wait for a slot; False after ``timeout_s`` seconds or when every ring has ended.  Raises as :meth:`drain`.
+
+        A loop that has nothing to do before more than one slot is there lets ``min_slots`` come together, over all rings,
+        for at most 5 ms more; see :meth:`Exchange.wait`.
+        """
         deadline = time.monotonic() + timeout_s
-        while not self.exchange.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+        while not self.exchange.wait(min(_POLL_S, max(0.0, deadline - time.monotonic())), min_slots):
             self.poll()
             if self.finished or time.monotonic() >= deadline:
                 return False

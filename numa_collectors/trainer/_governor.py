@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 __all__ = ["Governor"]
 
@@ -60,6 +61,14 @@ class Governor:
     def owed(self) -> int:
         """Updates that must be made before anything more is ingested (and before the run ends)."""
         return max(0, int(self.lower * max(0, self.ingested - self.warm_up)) - self.done)
+
+    @property
+    def missing(self) -> int:
+        """Env steps that must come in before an update is due; 0 where one is, or may be made without data."""
+        warm_up = max(self.warm_up, 1) - self.ingested
+        if self.upper is None:
+            return max(0, warm_up)
+        return max(0, warm_up, self.warm_up + ceil((self.done + 1) / self.upper) - self.ingested)
 
     def due(self) -> int:
         """Updates to make now: what is owed, else what the upper ratio still allows; at most one chunk."""

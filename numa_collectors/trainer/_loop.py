@@ -124,8 +124,15 @@ class LearnerLoop:
             self._stager.wait()
             self._send()
         started = time.perf_counter_ns()
-        self.exchange.wait(timeout_s)
+        self.exchange.wait(timeout_s, self._slots_worth_waking_for())
         self.counters.wait_data_ns += time.perf_counter_ns() - started
+
+    def _slots_worth_waking_for(self) -> int:
+        """Return 1, or up to a round's worth where no update is due before each collector has brought two slots."""
+        missing_slots = self.governor.missing // max(self._num_envs)
+        if missing_slots < 2 * len(self._num_envs):
+            return 1
+        return min(missing_slots, self._limits.max_ingest_slots * len(self._num_envs))
 
     def _publish(self) -> None:
         """Publish when enough updates have been made since the last time; never waits for a copy that is in flight."""

@@ -69,3 +69,21 @@ def test_the_lower_ratio_is_owed_and_the_upper_one_is_not_passed() -> None:
     governor.ingested = 130
     assert governor.owed == 0
     assert governor.due() == 5
+
+
+@given(
+    upper=st.none() | st.floats(0.001, 5.0),
+    warm_up=st.integers(0, 60),
+    ingested=st.integers(0, 300),
+    done=st.integers(0, 40),
+)
+def test_missing_is_what_makes_an_update_due(upper: float | None, warm_up: int, ingested: int, done: int) -> None:
+    governor = Governor.learner_bound(num_updates=2, warm_up=warm_up, utd_max=upper)
+    governor.ingested, governor.done = ingested, done
+    missing = governor.missing
+    assert (missing == 0) == (governor.due() > 0)
+    if missing:
+        governor.ingested += missing - 1
+        assert governor.due() == 0
+        governor.ingested += 1
+        assert governor.due() > 0
