@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test chaos check lab lab-arm bench convergence acceptance demo-motrix docs dist clean help
+.PHONY: demo test chaos check lab lab-arm bench scaling inference convergence acceptance demo-motrix docs dist clean help
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,24 @@ lab-arm: $(VENV)/.installed  ## The same on one aarch64 kernel with two nodes
 bench: $(VENV)/.installed  ## Ratios of transport and discovery, side by side, with this machine's facts (quiet machine!)
 	$(BIN)/python -m benchmarks.transport
 	$(BIN)/python -m benchmarks.discovery
+
+# Stable-Baselines3 and TorchRL are measured beside the library, and are no dependency of it.
+BENCH_VENV ?= .venv-bench
+BENCH := $(BENCH_VENV)/bin
+$(BENCH_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH)/python -m pip --disable-pip-version-check install --quiet "$(TORCH)"
+	$(BENCH)/python -m pip freeze | grep -i '^torch==' > $(BENCH_VENV)/constraints.txt
+	$(BENCH)/python -m pip --disable-pip-version-check install --quiet --constraint $(BENCH_VENV)/constraints.txt \
+	  --editable ".[benchmarks]"
+	touch $@
+
+scaling: $(BENCH_VENV)/.installed  ## 1, 2, 4 and N collectors, bound and unbound, beside Gymnasium, SB3 and TorchRL (quiet machine!)
+	$(BENCH)/python -m benchmarks.scaling --env HalfCheetah-v5
+	$(BENCH)/python -m benchmarks.scaling --env Pendulum-v1
+
+inference: $(VENV)/.installed  ## Where collectors should infer: N x CPU against N x CUDA
+	$(BIN)/python -m benchmarks.collector_inference
 
 docs: $(VENV)/.installed  ## Write the generated pages of docs/ again
 	$(BIN)/python docs/build.py
