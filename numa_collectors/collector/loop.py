@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ __all__ = ["CollectorLoop", "CollectorOptions", "build_loop"]
 
 # Between two looks for the first weights; afterwards weights are never waited for.
 _FIRST_WEIGHTS_POLL_S = 0.002
+# Between two looks at what the consumer has taken, while too much that is too old waits for it.
+_PACING_POLL_S = 0.001
 # Between two looks at a quota that was reached; nothing waits for a collector then.
 _IDLE_S = 0.02
 
@@ -37,8 +40,9 @@ class CollectorOptions:
     weight_poll_interval: slots between two looks for newer weights; the first look is before the first slot.
     quota_slots: slots that this collector shall have committed in all, earlier generations included; None: without end.
     check_finite: check every floating-point field of every slot for NaN and infinities.
-    max_policy_lag: versions by which the weights that act may be behind the newest published ones; beyond, newer ones are
-        loaded before acting, whatever ``weight_poll_interval`` says.  None: only the interval counts.
+    max_policy_lag: versions by which the weights that acted may be behind the newest published ones.  Beyond, newer ones are
+        loaded before acting, whatever ``weight_poll_interval`` says, and while the oldest slot that the consumer has not
+        taken yet is that old, the environment is not stepped.  Nothing is dropped.  None: no bound.
     idle_at_quota: stay alive, and the ring open, when the quota is reached, since it may still be raised; otherwise end.
     """
 
@@ -61,7 +65,8 @@ class CollectorLoop:
     ``reader`` is None for a collector without weights; version 0 is then committed.  ``waiting`` is entered while
     the loop is blocked on purpose (no weights yet, no space), so that a watchdog does not take it for hung.
     ``quota_slots``, where given, is asked before every slot and wins over the option; once it was reached the ring
-    is closed and it cannot grow again.
+    is closed and it cannot grow again.  ``released`` returns how many slots the consumer has taken; ``max_policy_lag``
+    needs it to know what is unread.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class CollectorLoop:
         *,
         quota_slots: Callable[[], int | None] | None = None,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        released: Callable[[], int] | None = None,
     ) -> None:
         self._collector = collector
         self._producer = producer
@@ -85,6 +91,9 @@ class CollectorLoop:
         self._finite = FiniteCheck(ctx) if self._options.check_finite else None
         self._since_poll = 0
         self._version = 0
+        self._released = released if self._options.max_policy_lag is not None else None
+        # (number of the slot, version) wherever the version changed, from the oldest unread slot on.
+        self._unread: deque[tuple[int, int]] = deque()
         self._digests: list[int] = []
         self._counters: dict[str, int | float] = dict.fromkeys(
             (
@@ -128,6 +137,8 @@ class CollectorLoop:
             return False
         if self._quota_reached():
             self._rest(timeout_s)
+            return False
+        if not self._wait_for_learner(timeout_s):
             return False
         try:
             # Space first, weights second: what acts are the weights of now, not those from before a wait for space.
@@ -207,6 +218,27 @@ class CollectorLoop:
         limit = self._options.max_policy_lag
         return limit is not None and reader.latest - self._version > limit
 
+    def _wait_for_learner(self, timeout_s: float | None) -> bool:
+        """Wait while what was made and not taken is too old; return whether it no longer is."""
+        if not self._unread_too_old():
+            return True
+        begin_ns = time.monotonic_ns()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._waiting():
+            while (too_old := self._unread_too_old()) and (deadline is None or time.monotonic() < deadline):
+                time.sleep(_PACING_POLL_S)
+        self._counters["wait_space_ns"] += time.monotonic_ns() - begin_ns
+        return not too_old
+
+    def _unread_too_old(self) -> bool:
+        limit = self._options.max_policy_lag
+        if self._released is None or self._reader is None or limit is None or not self._unread:
+            return False
+        taken = self._released()
+        while len(self._unread) > 1 and self._unread[1][0] <= taken:
+            self._unread.popleft()
+        return taken < self._producer.committed and self._reader.latest - self._unread[0][1] > limit
+
     def _await_first_weights(self, reader: SnapshotReader, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._poll(reader):
@@ -256,6 +288,8 @@ class CollectorLoop:
         valid = slot.get("valid")
         masked = 0 if valid is None else int(valid.size - np.count_nonzero(valid))
         self._producer.commit(version=self._version, step=step)
+        if self._released is not None and (not self._unread or self._unread[-1][1] != self._version):
+            self._unread.append((step, self._version))
         counters["collect_ns"] += collected_ns - begin_ns
         counters["check_s"] += (checked_ns - collected_ns) / 1e9
         counters["push_ns"] += time.monotonic_ns() - checked_ns
@@ -313,4 +347,13 @@ def build_loop(
     except BaseException:
         collector.close()
         raise
-    return CollectorLoop(collector, producer, reader, ctx, options, quota_slots=quota_slots, waiting=waiting)
+    return CollectorLoop(
+        collector,
+        producer,
+        reader,
+        ctx,
+        options,
+        quota_slots=quota_slots,
+        waiting=waiting,
+        released=lambda: ring.released,
+    )

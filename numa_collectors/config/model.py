@@ -150,9 +150,10 @@ class RunConfig(BaseModel):
     weight_poll_interval: Count = 1
     """Slots from one look of a collector for new weights to the next."""
     max_policy_lag: Count | None = None
-    """Versions by which the weights that act may be behind the newest; beyond, a collector loads newer ones first.
+    """Versions by which the weights that acted may be behind the newest.
 
-    Left out, only `weight_poll_interval` counts.
+    Beyond, a collector loads newer ones first, and waits while its oldest slot that the learner has not taken is that old.
+    Nothing is dropped. Left out, there is no bound.
     """
 
     learner_device: Device = "cuda"

@@ -358,3 +358,20 @@ def test_weights_beyond_the_greatest_lag_do_not_act_whatever_the_interval(rig: R
         rig.publish(version)
     # Newest when acting: 1, 2, 3, ...; the loaded one stays until it is more than 2 behind.
     assert acted == [1, 1, 1, 4, 4, 4, 7]
+
+
+def test_a_collector_whose_unread_slots_are_too_old_waits_and_nothing_is_dropped(rig: Rig) -> None:
+    rig.publish(1)
+    loop = rig.loop(max_policy_lag=2)
+    assert loop.run_once(0)
+    for version in (2, 3):
+        rig.publish(version)
+        assert loop.run_once(0)  # the oldest unread slot is of version 1: at most 2 behind
+    rig.publish(4)
+    assert not loop.run_once(0)  # there is space, and that slot is 3 behind
+    assert rig.num_waits == 1
+    taken = read(rig.consumer)
+    assert loop.run_once(0)
+    rest = read(rig.consumer)
+    assert [*taken["versions"], *rest["versions"]] == [1, 2, 3, 4]
+    assert [*taken["steps"], *rest["steps"]] == [0, 1, 2, 3]

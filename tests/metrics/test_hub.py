@@ -5,11 +5,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from numa_collectors.metrics import LagHistogram, MetricsHub, lag_stats, metrics_markdown, tags_of
+from numa_collectors.metrics import (
+    LagHistogram,
+    MetricsHub,
+    Sink,
+    TensorBoardSink,
+    lag_stats,
+    metrics_markdown,
+    tags_of,
+)
 from numa_collectors.metrics.names import TABLE
 
 MS = 1_000_000
@@ -75,9 +85,9 @@ def learner_counters(env_steps: int, updates: int, ranks: int, **more: Any) -> d
     }
 
 
-def run_two_points(num_collectors: int) -> tuple[dict[str, float], ListSink]:
+def run_two_points(num_collectors: int, *sinks: Sink) -> tuple[dict[str, float], ListSink]:
     clock, sink = Clock(), ListSink()
-    hub = MetricsHub(num_collectors, [sink], target_env_steps=10_000, clock=clock)
+    hub = MetricsHub(num_collectors, [sink, *sinks], target_env_steps=10_000, clock=clock)
     hub.update_learner(learner_counters(0, 0, num_collectors))
     for number in (1, 2):
         clock.now += 10
@@ -147,6 +157,21 @@ def test_golden_tags_of_three_collectors() -> None:
     scalars, _ = run_two_points(3)
     each = [f"{tag}/collector_{rank}" for tag in GOLDEN_EACH for rank in range(3)]
     assert sorted(scalars) == sorted(GOLDEN_ONE + GOLDEN_EXTRA + each + system_tags(3))
+
+
+@pytest.mark.parametrize("num_collectors", [1, 3])
+def test_the_golden_tags_are_what_tensorboard_reads_back(tmp_path: Path, num_collectors: int) -> None:
+    sink = TensorBoardSink(tmp_path)
+    scalars, _ = run_two_points(num_collectors, sink)
+    sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    each = [f"{tag}/collector_{rank}" for tag in GOLDEN_EACH for rank in range(num_collectors)]
+    expected = GOLDEN_ONE + GOLDEN_EXTRA + system_tags(num_collectors) + (each if num_collectors > 1 else [])
+    assert sorted(events.Tags()["scalars"]) == sorted(expected)
+    for tag, value in scalars.items():
+        last = events.Scalars(tag)[-1]
+        assert (last.step, last.value) == (800 * num_collectors, pytest.approx(value, rel=1e-6))
 
 
 @pytest.mark.parametrize("num_collectors", [1, 3])
@@ -461,3 +486,13 @@ def test_sums_of_a_collector_are_logged_as_means_over_the_slots_of_the_interval(
         hub.log()
     assert [scalars["reward/upright_ns"] for _, scalars in sink.points] == [6.0, 6.0]
     assert not [tag for tag in sink.points[-1][1] if "sum:" in tag]
+
+
+def test_a_wait_longer_than_the_interval_is_no_more_than_all_of_it() -> None:
+    clock = Clock()
+    hub = MetricsHub(1, clock=clock)
+    hub.update_learner(learner_counters(0, 0, 1))
+    clock.now += 10
+    # Counted at its end, and begun before the workers were ready.
+    hub.update_collector(0, collector_counters(1, wait_space_ns=25 * S))
+    assert hub.point().scalars["wait/space_pct"] == 100.0

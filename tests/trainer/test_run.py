@@ -62,6 +62,19 @@ def test_the_lower_ratio_holds_collectors_back(tmp_path: Path) -> None:
     assert result.updates >= 280
 
 
+@pytest.mark.parametrize(("low", "high", "per_round"), [(None, 0.25, 9), (2.0, 8.0, 1), (0.5, 0.5, 3)])
+def test_two_ratios_hold_back_whoever_leads(tmp_path: Path, low: float | None, high: float, per_round: int) -> None:
+    """A learner that could do more stops at the upper ratio; one that does less is waited for at the lower."""
+    result = toy_trainer(
+        tmp_path / "run", utd_mode="learner_bound", utd_min=low, utd_max=high, num_updates=per_round, inline=True
+    ).run()
+    paid = result.env_steps - 70
+    if low is None:  # what the last slot would still allow is not owed
+        assert high * (paid - 7) - 1 <= result.updates <= high * paid
+    else:
+        assert result.updates == int(low * paid)
+
+
 def final_state(run_dir: Path) -> dict[str, Any]:
     return dict(checkpoint.load(run_dir).state["learner"])
 
