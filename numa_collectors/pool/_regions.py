@@ -14,6 +14,7 @@ from numa_collectors.rings import RING_LAYOUTS, Schema, TransitionRing
 from numa_collectors.shm import Region, RegionPolicy
 from numa_collectors.snapshots import WeightSnapshot, WeightSpec
 from numa_collectors.topo import Topology
+from numa_collectors.worker import ensure_descriptors
 
 __all__ = ["Regions"]
 
@@ -40,6 +41,8 @@ class Regions:
         self._options = options
         self._resources: list[Any] = []
         self._check(topology, placement, say)
+        # A ring and a snapshot each, the quotas and a bell; a worker more, since a learner may be added to the collectors.
+        ensure_descriptors(options.num_collectors + 1, 2 * options.num_collectors + 2)
         rings: list[TransitionRing] = []
         snapshots: list[WeightSnapshot] = []
         quotas: list[SharedQuota] = []

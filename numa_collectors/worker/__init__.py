@@ -18,6 +18,7 @@ Not covered
 
 from __future__ import annotations
 
+from numa_collectors.worker._descriptors import ensure_descriptors
 from numa_collectors.worker._failure import FailureKind, WorkerFailure, render_name
 from numa_collectors.worker._group import WorkerGroup
 from numa_collectors.worker._launcher import Launcher
@@ -33,6 +34,7 @@ __all__ = [
     "WorkerFailure",
     "WorkerGroup",
     "WorkerState",
+    "ensure_descriptors",
     "kill_all_workers",
     "raise_failure",
     "render_name",

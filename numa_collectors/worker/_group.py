@@ -8,11 +8,13 @@ from types import TracebackType
 
 from numa_collectors.binding import BindReport
 from numa_collectors.errors import NumaCollectorsError
+from numa_collectors.worker._descriptors import ensure_descriptors
 from numa_collectors.worker._failure import WorkerFailure
-from numa_collectors.worker._handle import Handle, wait_any
+from numa_collectors.worker._handle import Handle
 from numa_collectors.worker._launcher import Launcher
 from numa_collectors.worker._monitor import Monitor
 from numa_collectors.worker._pinned import PinnedWorker, raise_failure
+from numa_collectors.worker._waiting import wait_any
 
 __all__ = ["WorkerGroup"]
 
@@ -52,7 +54,12 @@ class WorkerGroup:
         self._monitors: dict[Handle, Monitor] = {}
 
     def start(self) -> None:
-        """Start all; if one cannot be started, those that were are killed and its error is raised."""
+        """Start all; if one cannot be started, those that were are killed and its error is raised.
+
+        Raises the soft limit of open files where it is too low for all of them, and ``NumaCollectorsError`` before the
+        first is started where the hard limit is.
+        """
+        ensure_descriptors(len(self.workers))
         try:
             for worker in self.workers:
                 self._start(worker)
@@ -81,6 +88,8 @@ class WorkerGroup:
                     handle, hang_timeout_s=self._hang_timeout_s, start_timeout_s=self._start_timeout_s
                 )
             self._monitors[handle].look()
+            if handle.start_error is not None:
+                raise handle.start_error
         return self._new_failures(checked=True)
 
     def wait(self, timeout_s: float) -> None:
@@ -120,7 +129,8 @@ class WorkerGroup:
     def restart(self, worker: PinnedWorker) -> PinnedWorker:
         """Replace ``worker`` by the next generation and start it; the old process is gone before the new one begins.
 
-        Returns the new worker at once; wait with its ``wait_ready``, or let :meth:`poll` watch its start.
+        Returns the new worker at once, its process to be started by another thread; wait with its ``wait_ready``, or let
+        :meth:`poll` watch its start and raise what prevents it.
         """
         index = self.workers.index(worker)
         if worker._handle is not None:
@@ -132,7 +142,7 @@ class WorkerGroup:
             self._monitors.pop(worker._handle, None)
         following = self._successor(worker)
         self.workers[index] = following
-        self._start(following)
+        self._start(following, wait=False)
         return following
 
     def __enter__(self) -> WorkerGroup:
@@ -143,12 +153,12 @@ class WorkerGroup:
     ) -> None:
         self.stop()
 
-    def _start(self, worker: PinnedWorker) -> None:
+    def _start(self, worker: PinnedWorker, *, wait: bool = True) -> None:
         if worker.launcher is None:
             if self._launcher is None:
                 self._launcher = Launcher()
             worker.launcher = self._launcher
-        worker.start()
+        worker.start(wait=wait)
 
     def _handles(self) -> list[Handle]:
         return [worker._handle for worker in self.workers if worker._handle is not None]
@@ -156,6 +166,8 @@ class WorkerGroup:
     def _raise_first(self) -> None:
         for handle in self._handles():
             handle.check()
+            if handle.start_error is not None:
+                raise handle.start_error
             if handle.failure is not None:
                 self._new_failures()
                 raise_failure(handle.failure)
@@ -201,6 +213,8 @@ class WorkerGroup:
 
 def _join_all(handles: list[Handle], deadline: float) -> bool:
     """Wait for all ends, taking messages meanwhile; False at the deadline."""
+    for handle in handles:
+        handle.wait_started(max(0.0, deadline - time.monotonic()))
     while True:
         for handle in handles:
             handle.check()

@@ -13,7 +13,6 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from numa_collectors.binding import BindReport, Drift
@@ -22,16 +21,17 @@ from numa_collectors.worker._channel import UNREADABLE, ParentEnd, make_pair
 from numa_collectors.worker._control import Control
 from numa_collectors.worker._failure import FailureKind, WorkerFailure, hint_for, signal_name
 from numa_collectors.worker._guardian import new_mark
-from numa_collectors.worker._launcher import shared_launcher
+from numa_collectors.worker._launcher import Job, shared_launcher
 from numa_collectors.worker._live import live
 from numa_collectors.worker._memory_events import OomKills
 from numa_collectors.worker._spawn import WorkerProcess
 from numa_collectors.worker._stacks import StackFile
+from numa_collectors.worker._waiting import wait_any
 
 if TYPE_CHECKING:
     from numa_collectors.worker._pinned import PinnedWorker
 
-__all__ = ["Handle", "wait_any"]
+__all__ = ["Handle"]
 
 # A worker that has reported its own exception gets this long for its teardown() and its exit.
 _DYING_GRACE_S = 5.0
@@ -52,16 +52,12 @@ class Handle:
         self.stats: Any = None
         self.events: collections.deque[Any] = collections.deque()
         self.result: Any = None
-        self.ready = False
-        self.done = False
-        self.finished = False
+        self.ready = self.done = self.finished = False
         self.reaped = False
         self.reported = False
         self._collected = False
-        self.stop_requested = False
-        self.kill_requested = False
+        self.stop_requested = self.kill_requested = False
         self.failure: WorkerFailure | None = None
-        self.started_at = time.monotonic()
         self.heartbeats = 0
         self._last_words = ("spawn", 0)  # phase and steps, kept when the page is gone
         self._news = select.poll()
@@ -70,6 +66,8 @@ class Handle:
         self._dying_since: float | None = None
         self._mark = new_mark()
         self._pidfd = -1
+        self._order: Job | None = None
+        self.start_error: BaseException | None = None
         self._oom_before = OomKills(None, None, None)
         self._owner_pid = os.getpid()
         with contextlib.ExitStack() as undo:
@@ -94,18 +92,43 @@ class Handle:
         try:
             self._launcher.start_process(self._start_in_launcher, self.worker.bind, self._mark)
         except BaseException:
-            with self.lock:
-                self.kill_requested = True  # a start that is still queued finds this and gives up
-                if self.pid is None:
-                    self._release()
-                else:
-                    self._signal_group(signal.SIGKILL)
+            self._give_up_start()
             self.join(5.0)
             raise
 
+    def order_start(self) -> None:
+        """Have a launcher that was given start the process; what prevents it becomes :attr:`start_error`.
+
+        Neither this nor :meth:`check` waits for it.
+        """
+        try:
+            self._order = self._launcher.order_process(self._start_in_launcher, self.worker.bind, self._mark)
+        except BaseException:
+            self._give_up_start()
+            raise
+
+    @property
+    def starting(self) -> bool:
+        """Whether a start was ordered and is not made yet."""
+        order = self._order
+        return order is not None and not order.done.is_set()
+
+    def wait_started(self, timeout_s: float | None) -> bool:
+        """Wait until an ordered start is made or has failed; False after ``timeout_s``."""
+        order = self._order
+        return order is None or order.done.wait(timeout_s)
+
+    def _give_up_start(self) -> None:
+        with self.lock:
+            self.kill_requested = True  # a start that is still queued finds this and gives up
+            self._signal_group(signal.SIGKILL)
+            if self.pid is None:
+                self.reaped = True  # there is nobody
+                self._release()
+
     def _start_in_launcher(self) -> None:
         with self.lock:
-            if self.kill_requested:
+            if self.kill_requested or self.stop_requested:
                 raise NumaCollectorsError(f"{self.worker.name} was stopped before it was started")
             self._oom_before = OomKills.read()
             try:
@@ -134,7 +157,13 @@ class Handle:
 
     def check(self) -> None:
         """Take the messages that have come, notice death, reap; never blocks."""
+        if self.starting:
+            return
         with self.lock:
+            order, self._order = self._order, None
+            if order is not None and order.error is not None:
+                self.start_error = None if self.stop_requested or self.kill_requested else order.error
+                self._give_up_start()
             if not self.alive:
                 return
             self.heartbeats = self.control.heartbeats
@@ -342,41 +371,30 @@ class Handle:
             return
         # The leader by itself too: it may not have made its group yet.
         for send in (os.killpg, os.kill) if leader else (os.killpg,):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 send(self.pid, number)
-            except ProcessLookupError:
-                continue
 
     # Waiting.
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait for the end, taking messages meanwhile; False after ``timeout_s``."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        while self.wait_started(timeout_s):
             self.check()
             if not self.alive:
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             wait_any([self], None if deadline is None else deadline - time.monotonic())
+        return False
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what becomes readable when there is something to check; empty once reaped."""
+        """Return what becomes readable when there is something to check; empty once reaped, and before the start."""
+        if self.starting:
+            return ()
         with self.lock:
             if not self.alive:
                 return ()
             # The sentinel is a pipe whose other end a forked grandchild may hold; a pidfd reports the process itself.
             end = self._pidfd if self._pidfd >= 0 else self._process.sentinel
             return (self._socket.fileno(), end)
-
-
-def wait_any(handles: Iterable[Handle], timeout_s: float | None) -> None:
-    """Block until one of the workers has a message or has ended, at most ``timeout_s``, and half a second in any case.
-
-    The bound covers descriptors that another thread closed meanwhile and workers that another thread started.
-    """
-    poller = select.poll()
-    for handle in handles:
-        for descriptor in handle.descriptors():
-            poller.register(descriptor, select.POLLIN)
-    poller.poll(1000 * max(0.0, min(0.5, 0.5 if timeout_s is None else timeout_s)))

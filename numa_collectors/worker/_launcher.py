@@ -29,13 +29,15 @@ from numa_collectors.binding import BindRequest, apply, thread_caps
 from numa_collectors.errors import NumaCollectorsError
 from numa_collectors.worker._guardian import MARK_VARIABLE, Guardian
 
-__all__ = ["Launcher", "shared_launcher"]
+__all__ = ["Job", "Launcher", "shared_launcher"]
 
 _environ_lock = threading.Lock()
 
 
 @dataclass
-class _Job:
+class Job:
+    """A start that was asked for: ``done`` when it has been made or has failed with ``error``."""
+
     work: Callable[[], None]
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -48,7 +50,7 @@ class Launcher:
         self.guardian = Guardian()
         self._owner_pid = os.getpid()
         self._lock = threading.RLock()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -62,9 +64,16 @@ class Launcher:
 
         Raises what ``start`` or the binding raises; nothing has been started then.
         """
+        job = self.order_process(start, request, mark)
+        job.done.wait()
+        if job.error is not None:
+            raise job.error
+
+    def order_process(self, start: Callable[[], None], request: BindRequest, mark: str) -> Job:
+        """As :meth:`start_process`, without waiting; starts are made in the order in which they were asked for."""
         if sys.platform == "win32":
             raise NumaCollectorsError("worker processes need POSIX; on Windows only reading and planning are available")
-        job = _Job(lambda: self._start_bound(start, request, mark))
+        job = Job(lambda: self._start_bound(start, request, mark))
         with self._lock:
             self._check_usable()
             if self._thread is None:
@@ -73,9 +82,7 @@ class Launcher:
                 self._thread = threading.Thread(target=self._serve, name="numa-launcher", daemon=True)
                 self._thread.start()
             self._jobs.put(job)
-        job.done.wait()
-        if job.error is not None:
-            raise job.error
+        return job
 
     def close(self) -> None:
         """End the thread and the guardian; the kernel kills what was started here and still runs."""

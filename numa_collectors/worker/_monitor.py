@@ -49,6 +49,8 @@ class Monitor:
     def look(self) -> None:
         """Take messages, notice death and hanging; a worker that hangs is asked for its stack, then killed."""
         handle, now = self._handle, time.monotonic()
+        if handle.starting:
+            return
         with handle.lock:
             handle.check()
             if not handle.alive or handle.kill_requested:

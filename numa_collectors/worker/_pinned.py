@@ -13,8 +13,9 @@ from numa_collectors.binding import BindReport, BindRequest, Drift
 from numa_collectors.errors import BindingError, NumaCollectorsError, WorkerFailedError, WorkerStartTimeoutError
 from numa_collectors.worker._child import Services
 from numa_collectors.worker._failure import WorkerFailure, render_name
-from numa_collectors.worker._handle import Handle, wait_any
+from numa_collectors.worker._handle import Handle
 from numa_collectors.worker._launcher import Launcher
+from numa_collectors.worker._waiting import wait_any
 
 __all__ = ["PinnedWorker", "WorkerState", "raise_failure"]
 
@@ -146,8 +147,11 @@ class PinnedWorker(abc.ABC):
 
     # The parent's side.
 
-    def start(self) -> None:
+    def start(self, *, wait: bool = True) -> None:
         """Start the process and return at once; see :meth:`wait_ready`.
+
+        Making a process takes some milliseconds.  With ``wait=False`` they are not waited for: what prevents the start
+        is raised later, by :meth:`wait_ready` or the group's ``poll``.  For workers that were given a launcher.
 
         Raises ``BindingError`` where a required binding cannot be had, ``NumaCollectorsError`` where the object
         cannot be pickled; no process exists then.
@@ -156,7 +160,10 @@ class PinnedWorker(abc.ABC):
             raise NumaCollectorsError(f"{self.name} was started before; a successor() can be started")
         self._handle = Handle(self)
         try:
-            self._handle.start()
+            if wait or self.launcher is None:
+                self._handle.start()
+            else:
+                self._handle.order_start()
         except BaseException:
             self._handle = None
             raise
@@ -169,8 +176,11 @@ class PinnedWorker(abc.ABC):
         """
         handle = self._started()
         deadline = time.monotonic() + timeout_s
+        handle.wait_started(timeout_s)
         while True:
             handle.check()
+            if handle.start_error is not None:
+                raise handle.start_error
             if handle.failure is not None:
                 raise_failure(handle.failure)
             if handle.ready and handle.bind_report is not None:
@@ -328,7 +338,7 @@ class PinnedWorker(abc.ABC):
         handle.check()
         with handle.lock:
             if handle.reaped:
-                return WorkerState.EXITED if handle.failure is None else WorkerState.FAILED
+                return WorkerState.FAILED if handle.failure or handle.start_error else WorkerState.EXITED
             if handle.stop_requested or handle.kill_requested or handle.done:
                 return WorkerState.STOPPING
             if not handle.ready:

@@ -50,6 +50,11 @@ class Tally:
         except BaseException as error:
             words = f"{self.arm}, run {self.num_runs - 1}: seed {seed}, CHAOS_SEED={os.environ.get('CHAOS_SEED', '0')}"
             raise AssertionError(f"{words}: {type(error).__name__}: {error}") from error
+        seconds = time.monotonic() - self._begun_s
+        print(
+            f"{self.arm}, run {self.num_runs - 1}: seed {seed}, {self.num_kills} kills so far, {seconds:.0f} s",
+            flush=True,
+        )
 
     def show(self) -> None:
         """Print the table of the arm."""

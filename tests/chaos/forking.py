@@ -95,6 +95,7 @@ class Forking(PinnedWorker):
         self._check_released()
         if self.number < self.num_kills:
             return False
+        self.number += 1
         self._fork(self._produce, ends_well=True)
         self.set_result(self.points)
         return True

@@ -111,7 +111,7 @@ class _Run:
 
 
 def test_a_loop_goes_on_over_the_deaths_of_its_collectors() -> None:
-    tally, wanted = Tally("pool"), num_kills(short=12, share=0.5)
+    tally, wanted = Tally("pool"), num_kills(short=12, share=0.85)
     while tally.num_kills < wanted:
         left = wanted - tally.num_kills
         with tally.run() as seed, nothing_left():
