@@ -75,9 +75,11 @@ class LayoutMachine(RuleBasedStateMachine):
     def next_slot(self, seed: int, begins: str) -> dict[str, Any]:
         rng = np.random.default_rng(seed)
         slot = any_slot(self.schema, rng)
-        going_on = {"none": rng.random(self.num_envs) < 2, "some": rng.random(self.num_envs) < 0.5}.get(begins)
-        if self.last is not None and going_on is not None:
-            for name in ("obs", "cam"):
+        for name in ("obs", "cam"):
+            going_on = {"none": np.ones, "some": lambda n: rng.random(n) < 0.6, "all": np.zeros}[begins](
+                self.num_envs
+            ) > 0
+            if self.last is not None:
                 slot[name][going_on] = self.last["next_" + name][going_on]
         return slot
 
