@@ -117,6 +117,22 @@ class PendulumEnv(DirectEnv[PendulumCfg], _Task):
         return state.replace(obs=self.observe(self._reads["angle"][:, 0], self._reads["velocity"][:, 0]))
 
 
+class _TextRenderer:
+    """Shows the first pendulum as one line a step, and ends with its episode."""
+
+    def __init__(self, env: PendulumNumpyEnv) -> None:
+        self._env, self._steps = env, 0
+
+    def render(self) -> bool:
+        self._steps += 1
+        height = float(self._env.state.metrics["height"][0])
+        print(f"{self._steps:4d} {height:+.3f} {'#' * round(20 * (height + 1.0))}")
+        return self._steps < (self._env.cfg.max_episode_steps or 0)
+
+    def close(self) -> None:
+        pass
+
+
 class PendulumNumpyEnv(ArrayEnv[PendulumCfg], _Task):
     """The same pendulum without a simulator, semi-implicit Euler at the same time step."""
 
@@ -127,8 +143,8 @@ class PendulumNumpyEnv(ArrayEnv[PendulumCfg], _Task):
         super().__init__(cfg, num_envs)
         self._angle, self._velocity, self._torque = np.zeros((3, num_envs))
 
-    def create_renderer(self, config: object) -> object:
-        raise NotImplementedError("the numpy pendulum has no picture; use pendulum-ms")
+    def create_renderer(self, config: object) -> _TextRenderer:
+        return _TextRenderer(self)
 
     def apply_action(self, actions: np.ndarray, state: ArrayEnvState) -> ArrayEnvState:
         self._torque = actions[:, 0].astype(np.float64)

@@ -33,26 +33,33 @@ class Run:
 Train = Callable[..., Run]
 
 
+def mxlab(*arguments: str, cwd: Path, **environment: str) -> Run:
+    """Run their command in ``cwd``."""
+    # A worker imports torch and a simulator; on a crowded machine that takes minutes.
+    variables = {"OMP_NUM_THREADS": "1", "NUMA_COLLECTORS_CONSOLE": "plain", "NUMA_COLLECTORS_START_TIMEOUT_S": "450"}
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("mxlab")), *arguments],
+        cwd=cwd,
+        env={**os.environ, **variables, **environment},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    return Run(cwd, done.stdout + done.stderr, done.returncode)
+
+
 @pytest.fixture(scope="session")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Return ``train(framework, *overrides, check=True, **environment)``."""
 
     def run(framework: str, *overrides: str, task: str = "pendulum-np", check: bool = True, **environment: str) -> Run:
         place = tmp_path_factory.mktemp("run")
-        command = [str(Path(sys.executable).with_name("mxlab")), "train", f"--config-dir={CONFIGS}"]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "NUMA_COLLECTORS_CONSOLE": "plain", **environment}
-        done = subprocess.run(
-            [*command, f"task={task}/{framework}.fastsac", *overrides],
-            cwd=place,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        output = done.stdout + done.stderr
-        assert not check or done.returncode == 0, output[-4000:]
+        command = ["train", f"--config-dir={CONFIGS}"]
+        command += [f"task={task}/{framework}.fastsac", *overrides]
+        done = mxlab(*command, cwd=place, **environment)
+        assert not check or done.code == 0, done.output[-4000:]
         found = list(place.rglob("metadata.json"))
-        return Run(found[0].parent if found else place, output, done.returncode)
+        return Run(found[0].parent if found else place, done.output, done.code)
 
     return run

@@ -11,11 +11,9 @@ pytest.importorskip(
 )
 import numpy as np
 import torch
-from motrix_fastsac.collector import EnvShape
+from motrix_fastsac.collector import Task
 from motrix_fastsac.learner import ShardedReplay
-from motrix_rl_builtin.fastsac.config import FastSacAgentCfg
-
-SHAPE = EnvShape(2, 3, 1, np.ones(1, np.float32), np.zeros(1, np.float32), True)
+from motrix_rl_builtin.fastsac.config import FastSacAgentCfg, FastSacCfg
 
 
 def slots(first: int, num_slots: int, num_envs: int, base: float = 0.0, **flags: Any) -> dict[str, torch.Tensor]:
@@ -30,9 +28,9 @@ def slots(first: int, num_slots: int, num_envs: int, base: float = 0.0, **flags:
 
 
 def replay(*num_envs: int, n_steps: int = 1) -> ShardedReplay:
-    return ShardedReplay(
-        num_envs, FastSacAgentCfg(buffer_size=50, num_steps=n_steps, gamma=0.5), SHAPE, torch.device("cpu")
-    )
+    cfg = FastSacCfg(agent=FastSacAgentCfg(buffer_size=50, num_steps=n_steps, gamma=0.5))
+    task = Task(None, cfg, (2, 3, 1), np.ones(1, np.float32), np.zeros(1, np.float32))
+    return ShardedReplay(num_envs, task, torch.device("cpu"))
 
 
 def test_collectors_are_sampled_by_their_environments_and_successors_are_their_own() -> None:

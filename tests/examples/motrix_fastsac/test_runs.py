@@ -12,7 +12,7 @@ pytest.importorskip(
 )
 import torch
 
-from tests.examples.motrix_fastsac.conftest import Run, Train
+from tests.examples.motrix_fastsac.conftest import Run, Train, mxlab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]  # each run imports torch and motrix anew
 
@@ -71,11 +71,36 @@ def test_model_files_and_manifest_are_theirs(two: Run) -> None:
         assert resolve(two.directory).name == "latest.pt"
 
 
-def test_tags_are_theirs_and_each_collector_adds_its_own(two: Run) -> None:
+def test_their_playback_loads_our_model(two: Run) -> None:
+    model = two.directory / "checkpoints" / "latest.pt"
+    played = mxlab("play", "env=pendulum-np", f"policy={model}", "seed=1", cwd=two.directory)
+    assert played.code == 0, played.output[-4000:]
+    steps = [
+        int(line.split()[0]) for line in played.output.splitlines() if line.split()[:1] and line.split()[0].isdigit()
+    ]
+    assert steps == list(range(1, 201))
+
+
+def events(run: Run) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    accumulator = EventAccumulator(str(two.directory))
+    accumulator = EventAccumulator(str(run.directory))
     accumulator.Reload()
+    return accumulator
+
+
+def test_with_one_collector_the_tags_are_theirs(train: Train) -> None:
+    options = (*SMALL, iterations(60), f"{COLLECTORS}1", "logging.interval=5")
+    theirs = set(events(train("motrix", *options)).Tags()["scalars"])
+    ours = set(events(train("numa", *options, NUMA_COLLECTORS_LOG_INTERVAL_S="0.2")).Tags()["scalars"])
+    # docs/motrix.md lists them.
+    parts = ("wait_writer", "host_snapshot", "actor_load")
+    assert theirs - ours == {f"perf/collector_sync.{part}_ms" for part in parts}
+    assert not {tag for tag in ours if "collector0" in tag}
+
+
+def test_tags_of_several_are_theirs_and_each_collector_adds_its_own(two: Run) -> None:
+    accumulator = events(two)
     tags = set(accumulator.Tags()["scalars"])
     stages = ("sample_actions", "env_step", "push", "bookkeep", "sync", "wait", "env_step.physics")
     expected = {f"perf/collector_{stage}_ms" for stage in stages}
@@ -89,7 +114,7 @@ def test_tags_are_theirs_and_each_collector_adds_its_own(two: Run) -> None:
     }
     expected |= {"async/weight_publishes_per_iter", "reward/upright", "reward/torque", "metrics/height"}
     expected |= {"train/qf_loss", "train/alpha", "train/actor_loss", "train/qf_max_max", "train/final_obs_events"}
-    expected |= {f"async/ring_fill/collector_{rank}" for rank in range(2)}
+    expected |= {f"async/{tag}_collector{rank}" for tag in ("ring_fill", "policy_lag") for rank in range(2)}
     assert expected - tags == set()
     # Steps are iterations, and the ratio is of updates to iterations, as theirs.
     last = accumulator.Scalars("async/utd")[-1]
