@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of configuration files")
     parser.add_argument("--quiet", action="store_true", help="no console output but errors")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     # Imported here: a spawned worker imports this module again as its main module, and must stay light.
     from numa_collectors.config import json_schema, load_config
 

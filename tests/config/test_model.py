@@ -64,6 +64,11 @@ OUT_OF_RANGE = {
     "log_interval_s": [0, None, float("nan")],
     "tensorboard": ["x"],
     "console": ["rich"],
+    "ring_layout": ["dense"],
+    "rank": [-1, "x"],
+    "world_size": [0, -1],
+    "local_rank": [-1, 0.5],
+    "local_world_size": [0],
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import pkgutil
 import re
 import socket
 from pathlib import Path
@@ -91,12 +93,23 @@ def test_configurations_are_accepted(page: Path) -> None:
             load_config(yaml.safe_load(block.text), env={})
 
 
-def test_every_error_has_its_remedy() -> None:
-    from numa_collectors import errors
+def _errors(base: type[Exception]) -> set[str]:
+    """Return the names of the library's errors, once all of its modules are loaded."""
+    names = {base.__name__} if base.__module__.startswith("numa_collectors.") else set()
+    return names.union(*(_errors(error) for error in base.__subclasses__()))
 
+
+def test_every_error_has_an_entry_with_cause_and_remedy() -> None:
+    from numa_collectors.errors import NumaCollectorsError
+
+    for module in pkgutil.walk_packages(numa_collectors.__path__, "numa_collectors."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    names = [*errors.__all__, "CollectorError", "NonFiniteError", "RunFailedError"]
-    assert not [name for name in names if f"`{name}`" not in text]
+    entries = dict(re.findall(r"^\| `(\w+Error)` \| (.+) \|$", text, flags=re.M))
+    assert set(entries) == _errors(NumaCollectorsError) - {"NumaCollectorsError"}
+    assert all(re.fullmatch(r".{20,} \| .{5,}", entry) for entry in entries.values())
+    assert "`NumaCollectorsError`" in text
 
 
 def test_every_binding_code_has_its_remedy() -> None:
