@@ -2,10 +2,11 @@
 
     python -m benchmarks.recovery [--arms trainer,pool] [--kills 7] [--json out.json]
 
-A learner that never waits for data notes when each of its updates ends; one of two collectors is killed by SIGKILL again and
-again.  A kill's window reaches from the signal until its replacement has been stepping for half a second, so that it holds
-the death, the restart and the start of the new process.  Before each kill the same learner runs undisturbed for two seconds.  ``trainer``: ``FanOutTrainer``, whose learner has a process of its own.  ``pool``: a loop in this process, which itself
-notices the death and orders the restart.
+A learner that never waits for data notes when each of its updates ends; one of two collectors is killed by SIGKILL again
+and again.  A kill's window reaches from the signal until its replacement has been stepping for half a second, so that it
+holds the death, the restart and the start of the new process.  Before each kill the same learner runs undisturbed for two
+seconds.  ``trainer``: ``FanOutTrainer``, whose learner has a process of its own.  ``pool``: a loop in this process, which
+itself notices the death and orders the restart.
 
 The new process takes a second of CPU time to import what it needs.  Where no CPU is free for it, the learner's gap is the
 scheduler's: compare with the undisturbed windows, and measure on a quiet machine with a core for each process.

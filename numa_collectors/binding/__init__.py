@@ -20,7 +20,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from numa_collectors.binding._apply import apply
-from numa_collectors.binding._capacity import check_capacity
+from numa_collectors.binding._capacity import check_capacity, headroom_bytes
 from numa_collectors.binding._caps import THREAD_VARIABLES, ThreadCaps, thread_caps
 from numa_collectors.binding._inspect import inspect, recheck
 from numa_collectors.binding._ladder import Probe, probe, probe_ladder, remedy
@@ -57,6 +57,7 @@ __all__ = [
     "bench",
     "check_capacity",
     "exec_bound",
+    "headroom_bytes",
     "inspect",
     "probe",
     "probe_ladder",

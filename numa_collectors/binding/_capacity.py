@@ -9,7 +9,7 @@ from numa_collectors import _nodes
 if TYPE_CHECKING:
     from numa_collectors.topo.model import Topology
 
-__all__ = ["check_capacity"]
+__all__ = ["check_capacity", "headroom_bytes"]
 
 
 def check_capacity(topology: Topology | None, node: int | None, need_bytes: int, *, what: str = "the plan") -> None:
@@ -24,10 +24,11 @@ def check_capacity(topology: Topology | None, node: int | None, need_bytes: int,
         _nodes.check_room(what, need_bytes, (place, _nodes.node_headroom_bytes(node)), _nodes.cgroup_place())
     else:
         limit = ("the cgroup's memory limit", topology.memory_headroom_bytes)
-        _nodes.check_room(what, need_bytes, (place, _headroom(topology, node)), limit)
+        _nodes.check_room(what, need_bytes, (place, headroom_bytes(topology, node)), limit)
 
 
-def _headroom(topology: Topology, node: int | None) -> int:
+def headroom_bytes(topology: Topology, node: int | None) -> int:
+    """Return what :func:`check_capacity` takes for free on ``node`` (None: on all nodes that may be allocated from)."""
     nodes = topology.nodes if node is None else (topology.node(node),)
     usable = [one for one in nodes if one.id in topology.nodes_allowed]
     return sum(

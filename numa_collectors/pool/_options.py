@@ -1,4 +1,4 @@
-"""What a pool is asked for, and what that means in bytes and bindings."""
+"""What a pool is asked for, and what that means for the binding of its workers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any, Literal
 from numa_collectors.binding import BindMode, BindPolicy, BindRequest
 from numa_collectors.collector import CollectorContext, shard
 from numa_collectors.errors import ConfigError
-from numa_collectors.placement import Placement, WorkerPlacement
-from numa_collectors.rings import RING_LAYOUTS, Schema
-from numa_collectors.snapshots import WeightSpec
-from numa_collectors.snapshots.memory import snapshot_bytes
+from numa_collectors.placement import WorkerPlacement
 
-__all__ = ["MemoryPlan", "PoolOptions", "bind_request", "memory_plan"]
+__all__ = ["PoolOptions", "bind_request"]
 
 
 @dataclass(frozen=True)
@@ -91,30 +88,6 @@ class PoolOptions:
             learning_starts_slots=self.learning_starts_slots,
             **fields,
         )
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """One shared region of a run before it exists: what for, how large, and on which node (None: anywhere)."""
-
-    name: str
-    num_bytes: int
-    node: int | None
-
-
-def memory_plan(
-    schema: Schema, weights: WeightSpec, options: PoolOptions, placement: Placement
-) -> tuple[MemoryPlan, ...]:
-    """Return every shared region that a pool of ``options`` would make."""
-    plans = []
-    for worker in placement.collectors:
-        batched = schema.with_leading(options.envs_of(worker.rank))
-        ring = RING_LAYOUTS[options.ring_layout].plan(
-            batched, capacity=options.ring_capacity, max_bytes=options.ring_max_bytes
-        )
-        plans.append(MemoryPlan(f"ring[{worker.rank}]", ring.num_bytes, worker.memory_node))
-        plans.append(MemoryPlan(f"weights[{worker.rank}]", snapshot_bytes(weights), worker.memory_node))
-    return tuple(plans)
 
 
 def bind_request(worker: WorkerPlacement, mode: BindMode, policy: BindPolicy) -> BindRequest:

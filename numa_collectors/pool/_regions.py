@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from numa_collectors.binding import check_capacity
 from numa_collectors.collector.quota import SharedQuota
 from numa_collectors.errors import NodeCapacityError
 from numa_collectors.placement import Placement, WorkerPlacement
-from numa_collectors.pool._options import PoolOptions, memory_plan
+from numa_collectors.pool._memory import check_memory, memory_plan
+from numa_collectors.pool._options import PoolOptions
 from numa_collectors.rings import RING_LAYOUTS, Schema, TransitionRing
 from numa_collectors.shm import Region, RegionPolicy
 from numa_collectors.snapshots import WeightSnapshot, WeightSpec
@@ -40,7 +40,7 @@ class Regions:
         self._weights = weights
         self._options = options
         self._resources: list[Any] = []
-        self._check(topology, placement, say)
+        check_memory(memory_plan(schema, weights, options, placement), topology, options.memory_policy, say)
         # A ring and a snapshot each, the quotas and a bell; a worker more, since a learner may be added to the collectors.
         ensure_descriptors(options.num_collectors + 1, 2 * options.num_collectors + 2)
         rings: list[TransitionRing] = []
@@ -59,20 +59,6 @@ class Regions:
             self.close()
             raise
         self.rings, self.snapshots, self.quotas = tuple(rings), tuple(snapshots), tuple(quotas)
-
-    def _check(self, topology: Topology, placement: Placement, say: Callable[[str], None]) -> None:
-        needs: dict[int | None, int] = {}
-        for region in memory_plan(self._schema, self._weights, self._options, placement):
-            needs[region.node] = needs.get(region.node, 0) + region.num_bytes
-        policy = self._options.memory_policy
-        for node, num_bytes in needs.items():
-            try:
-                check_capacity(topology, node, num_bytes, what="the rings and weight snapshots of this run")
-            except NodeCapacityError as error:
-                # Only the policy "bind" forbids other nodes; without a node there is no other place.
-                if node is None or policy == "bind":
-                    raise
-                say(f"{error}; memory of other nodes will be used (memory_policy={policy!r})")
 
     def _make_ring(self, worker: WorkerPlacement) -> TransitionRing:
         options = self._options

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from numa_collectors.pool import memory_plan
+from numa_collectors.binding import headroom_bytes
+from numa_collectors.errors import NodeCapacityError
+from numa_collectors.pool import MemoryPlan, bytes_by_node, check_memory, memory_plan
 from numa_collectors.trainer._setup import RunSetup
 
 __all__ = ["explain"]
@@ -49,19 +51,25 @@ def _size(setup: RunSetup) -> str:
 
 
 def _memory(setup: RunSetup) -> str:
-    needs: dict[int | None, int] = {}
-    lines = []
-    for region in memory_plan(setup.schema, setup.weights, setup.options, setup.placement):
-        needs[region.node] = needs.get(region.node, 0) + region.num_bytes
-        lines.append(f"{region.name}: {region.num_bytes / 1e6:.2f} MB on {_node(region.node)}")
+    topology, plans = setup.topology, _plans(setup)
+    lines = [f"{region.name}: {_megabytes(region.num_bytes)} on {_node(region.node)}" for region in plans]
+    needs = bytes_by_node(plans)
     for node, num_bytes in sorted(needs.items(), key=lambda item: -1 if item[0] is None else item[0]):
-        free = sum(
-            entry.free_bytes + entry.reclaimable_bytes
-            for entry in setup.topology.nodes
-            if node is None or entry.id == node
-        )
-        lines.append(f"{_node(node)}: {num_bytes / 1e6:.2f} MB of {free / 1e6:,.0f} MB free")
+        if node is not None:
+            lines.append(f"{_node(node)}: {_megabytes(num_bytes)} of {_megabytes(headroom_bytes(topology, node))} free")
+    left = topology.memory_headroom_bytes
+    limit = "no cgroup limit" if left is None else f"{_megabytes(left)} left under the cgroup's memory limit"
+    have = _megabytes(headroom_bytes(topology, None))
+    lines.append(f"together: {_megabytes(sum(needs.values()))} of {have} free on the nodes of this process, {limit}")
     return "\n".join(lines)
+
+
+def _plans(setup: RunSetup) -> tuple[MemoryPlan, ...]:
+    return memory_plan(setup.schema, setup.weights, setup.options, setup.placement)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.2f} MB"
 
 
 def _node(node: int | None) -> str:
@@ -79,6 +87,10 @@ def _seeds(setup: RunSetup) -> str:
 
 def _risks(setup: RunSetup) -> list[str]:
     risks = list(setup.warnings)
+    try:
+        check_memory(_plans(setup), setup.topology, setup.options.memory_policy, risks.append)
+    except NodeCapacityError as error:
+        risks.append(f"run() will refuse to start: {error}")
     topology, options = setup.topology, setup.options
     if not topology.is_numa and options.num_collectors > 1:
         risks.append("this machine has one NUMA node: collectors get separate cores, and memory has no place to choose")
