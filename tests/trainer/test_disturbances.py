@@ -86,6 +86,7 @@ ROWS = [
         checkpoints="none",
         helpers=True,
     ),
+    interrupted("SIGINT, inline", "training", (INT, "parent"), words="interrupted: ", config={"inline": True}),
     # A trainer in a thread that is not the main one.  A Python that ends by KeyboardInterrupt ends by the signal itself.
     interrupted("SIGINT, the trainer in a thread", "training", (INT, "parent"), code=-2, program="thread"),
     interrupted(
@@ -248,7 +249,8 @@ ROWS = [
         (*LEARNER, "training", "raise"),
         1,
         r"learner\[0\] raised .*planted failure",
-        checkpoints="none",
+        checkpoints="last",
+        config={**SAVING, "collector_options": {"delay_s": 0.02}},
     ),
     # Refused before anything starts: no process, no run directory.
     Row(

@@ -8,14 +8,34 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from numa_collectors import checkpoint
-from tests.trainer.disturbances import processes_of
-from tests.trainer.test_faults import REPOSITORY, SCRIPT, wait_for_steps
+from tests.trainer.disturbances import REPOSITORY, processes_of
 from tests.worker.helpers import until
+
+SCRIPT = """
+import sys
+from tests.trainer.toys import toy_trainer
+if __name__ == "__main__":
+    trainer = toy_trainer(sys.argv[1], collector={"delay_s": 0.01}, total_env_steps=7_000_000, **eval(sys.argv[2]))
+    print("ready", flush=True)
+    result = trainer.run()
+    print(result.summary(), flush=True)
+    sys.exit(result.exit_code)
+"""
+
+
+def wait_for_steps(run_dir: Path, process: subprocess.Popen[str], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    metrics = run_dir / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        assert time.monotonic() < deadline, "no log point in time"
+        time.sleep(0.05)
 
 
 def check_orderly_end(run_dir: Path, code: int) -> None:
