@@ -323,7 +323,9 @@ def _torchrl_env(env_id: str, num_envs: int) -> Any:
     from torchrl.envs import GymWrapper
 
     torch.set_num_threads(1)
-    return GymWrapper(gymnasium.vector.SyncVectorEnv([partial(gymnasium.make, env_id)] * num_envs))
+    mode = gymnasium.vector.AutoresetMode.DISABLED  # the one that TorchRL prefers
+    factories = [partial(gymnasium.make, env_id)] * num_envs
+    return GymWrapper(gymnasium.vector.SyncVectorEnv(factories, autoreset_mode=mode))
 
 
 def _make_async(factories: Sequence[Callable[[], Any]], **options: Any) -> Any:
