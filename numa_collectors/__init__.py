@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from numa_collectors.placement import plan as plan
     from numa_collectors.pool import CollectorPool as CollectorPool
     from numa_collectors.pool import PoolOptions as PoolOptions
+    from numa_collectors.rings import CompactRing as CompactRing
     from numa_collectors.rings import Field as Field
     from numa_collectors.rings import Schema as Schema
     from numa_collectors.rings import Span as Span
@@ -75,6 +76,7 @@ __all__ = [
     "CollectorContext",
     "CollectorError",
     "CollectorPool",
+    "CompactRing",
     "ConfigError",
     "Episode",
     "FanOutTrainer",
@@ -150,7 +152,7 @@ _HOMES = {
     "learner": ("Learner", "LearnerContext"),
     "placement": ("Placement", "PlacementRequest", "WorkerPlacement", "plan"),
     "pool": ("CollectorPool", "PoolOptions"),
-    "rings": ("Field", "Schema", "Span", "TransitionRing"),
+    "rings": ("CompactRing", "Field", "Schema", "Span", "TransitionRing"),
     "snapshots": ("TensorSpec", "WeightSnapshot", "WeightSpec"),
     "topo": ("Topology",),
     "trainer": ("FanOutTrainer", "RunFailedError", "RunResult"),

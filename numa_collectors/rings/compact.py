@@ -23,7 +23,7 @@ Assumes
       which are its own.  The record is read back by a successor, so nothing is known to a producer alone.
 
 Not covered
-    * Episodes shorter than about half the ring's slots fill the side area first, and the producer leads by less than the
+    * Very short episodes (of 16 slots in a ring of 64) fill the side area first, and the producer leads by less than the
       capacity.
 """
 

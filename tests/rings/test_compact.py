@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -203,20 +204,25 @@ def test_a_full_side_area_makes_the_producer_wait_and_a_release_wakes_it() -> No
             producer.commit()
         assert ring.committed == 3
 
-        def release_when_asleep() -> None:
-            while not ring._memory.words[W_PRODUCER_ASLEEP]:
-                pass
+        def release() -> None:
             consumer.peek()
             consumer.release(1)
 
+        def when_asleep(act: Callable[[], None]) -> None:
+            while not ring._memory.words[W_PRODUCER_ASLEEP]:
+                pass
+            act()
+
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(release_when_asleep)
+            done = pool.submit(when_asleep, release)
             assert producer.reserve(60.0) is not None
             done.result()
-        producer.commit()
-        ring.set_consumer_lost()
-        with pytest.raises(PeerLostError):
-            producer.reserve(60.0)
+            producer.commit()
+            assert producer.try_reserve() is None
+            done = pool.submit(when_asleep, ring.set_consumer_lost)
+            with pytest.raises(PeerLostError):
+                producer.reserve(20.0)
+            done.result()
 
 
 def test_no_episode_begins_and_no_observation_is_copied() -> None:
