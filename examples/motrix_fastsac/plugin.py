@@ -65,7 +65,8 @@ class MotrixSink(TrainingLogger):
 
     def write(self, scalars: Mapping[str, float], step: int, wall_time: float) -> None:
         iteration = step // self._num_envs
-        values = {tag.replace("/collector_", "_collector"): value for tag, value in scalars.items()}
+        # Per collector: ours end in /collector_<i>, theirs in _collector<i>.
+        values = {t.replace("/collector_", "_collector") if t[-1].isdigit() else t: x for t, x in scalars.items()}
         values |= {tag: values[tag] * factor for tag, factor in self._units.items() if tag in values}
         values["async/weight_publishes_per_iter"] = values.get("async/weight_version", 0.0) / max(1, iteration)
         if rate := values.get("perf/env_steps_per_s"):
