@@ -236,3 +236,19 @@ def test_a_slow_collector_holds_up_no_other(tmp_path: Path, gate: str) -> None:
         weights=WeightSpec.like(task.policy().state_dict()),
     ).run()
     assert (result.status, result.env_steps, result.updates) == ("finished", 360, 200)
+
+
+def test_the_optimum_of_the_convergence_page_is_of_this_pendulum(task: Task) -> None:
+    from benchmarks.pendulum_optimum import physics, reward
+
+    collector, slot = collector_of(task, learning_starts_slots=100), slot_of(task, 6)
+    predicted = None
+    for _ in range(50):
+        collector.collect(slot)
+        if predicted is not None:
+            np.testing.assert_allclose(slot["obs"], predicted, atol=1e-5)
+        cos, sin, speed = (slot["obs"][:, column].astype(np.float64) for column in range(3))
+        torque = slot["action"][:, 0].astype(np.float64)
+        angle, velocity = physics(np.arctan2(-sin, -cos), 8.0 * speed, torque)
+        predicted = np.stack([-np.cos(angle), -np.sin(angle), velocity / 8.0], axis=1)
+        np.testing.assert_allclose(slot["reward"], reward(angle, velocity, torque), atol=1e-4)
