@@ -162,7 +162,7 @@ class Stage:
         return Outcome(code, (folder / "output").read_text(), seconds, left, folder / "run")
 
     def _await(self, path: Path, pid: int) -> None:
-        deadline = time.monotonic() + 2 * PATIENCE_S
+        deadline = time.monotonic() + 4 * PATIENCE_S
         while not path.exists() and pid not in self._codes:
             assert time.monotonic() < deadline, f"{path.name}: not in time"
             time.sleep(0.01)
@@ -192,7 +192,7 @@ def _config(row: Row, folder: Path) -> dict[str, Any]:
         "learner_device": "cpu",
         "collector_inference_device": "cpu",
         "checkpoint_interval_s": None,
-        "start_timeout_s": 2 * PATIENCE_S,
+        "start_timeout_s": 4 * PATIENCE_S,
         "shutdown_timeout_s": SHUTDOWN_TIMEOUT_S,
         **row.config,
     }
