@@ -176,7 +176,7 @@ def test_strict_updates_are_a_function_of_the_configuration_alone(
     assert made == [num_updates * max(0, target - warm_up) // num_envs] * 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_two_ranks_train_one_policy_under_torchrun(tmp_path: Path) -> None:
     run_dir, env_steps = tmp_path / "run", 960
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -188,13 +188,13 @@ def test_two_ranks_train_one_policy_under_torchrun(tmp_path: Path) -> None:
             f"run_dir={run_dir}",
             f"total_env_steps={env_steps}",
             "num_collectors=1",
-            "start_timeout_s=250",
+            "start_timeout_s=500",
         ],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[:5000]
