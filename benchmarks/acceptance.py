@@ -15,6 +15,7 @@ environment.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -42,7 +43,8 @@ MUJOCO_UTD = 1 / 2048
 # One small update for a step of all environments.
 SETTINGS = ("algo.agent.num_updates=1", "algo.agent.batch_size=64", f"num_envs={MOTRIX_ENVS}", "logging.interval=5")
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-_LOOK_S = 0.25
+# A look costs some 10 ms of CPU time, which the run would miss.
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,20 @@ def watched(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> dict[s
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=subprocess.STDOUT)
         meter = CpuMeter(process.pid, "main process")
-        while process.poll() is None:
-            meter.look()
-            time.sleep(_LOOK_S)
+        wall_s = 0.0
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
+                    break
+                meter.look()
+                wall_s = time.monotonic() - begin_s
+        finally:
+            process.terminate()  # an interrupted benchmark leaves no run behind; has no effect on one that has ended
+            process.wait()
         if process.returncode:
             output.seek(0)
             raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{output.read()[-3000:]}")
-    wall_s = time.monotonic() - begin_s
     return {role: cpu_s / wall_s for role, cpu_s in meter.last().items() if cpu_s > 0.05 * wall_s}
 
 
