@@ -159,6 +159,7 @@ def trainer_arm(folder: Path, num_kills: int) -> tuple[np.ndarray, tuple[list[Wi
         on_collector_exit="restart",
         max_restarts=num_kills,
         restart_backoff_s=0.0,
+        start_timeout_s=PATIENCE_S,
         checkpoint_interval_s=None,
         run_dir=folder / "run",
         tensorboard=False,

@@ -49,7 +49,10 @@ class Tally:
             yield seed
         except BaseException as error:
             words = f"{self.arm}, run {self.num_runs - 1}: seed {seed}, CHAOS_SEED={os.environ.get('CHAOS_SEED', '0')}"
-            raise AssertionError(f"{words}: {type(error).__name__}: {error}") from error
+            first = error
+            while first.__context__ is not None:  # clearing up after an error may meet another
+                first = first.__context__
+            raise AssertionError(f"{words}: {type(first).__name__}: {first}") from error
         seconds = time.monotonic() - self._begun_s
         print(
             f"{self.arm}, run {self.num_runs - 1}: seed {seed}, {self.num_kills} kills so far, {seconds:.0f} s",
