@@ -5,7 +5,7 @@
     python -m benchmarks.convergence --report
 
 Each run is a process of its own.  ``pendulum-ms`` is motrix's agent on a motrixsim task and needs its environment
-(``make convergence``); ``InvertedDoublePendulum-v5`` is our FastSAC on a MuJoCo task.
+(``make convergence``); the others are our FastSAC on MuJoCo tasks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from benchmarks.recording import PATH_VARIABLE, curve, recording_fastsac, record
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "convergence.json"
-MOTRIX, MUJOCO = "pendulum-ms", "InvertedDoublePendulum-v5"
+MOTRIX = "pendulum-ms"
 SLOW_VARIABLE = "PENDULUM_STEP_MS"
 EVAL_SEED = 10_000
 
@@ -39,29 +40,40 @@ class Mode:
     """What differs from the defaults; ``motrix`` names options of theirs, the rest is ours."""
 
     words: str
-    seeds: tuple[int, ...]
     num_collectors: int = 2
     inline: bool = False
     learner_bound: bool = False
     bounded: bool = False
     step_ms: float = 0.0
     iterations: int | None = None
+    lead_slots: int | None = None
 
 
 MODES = {
-    "sync": Mode("synchronous (inline)", (1, 2, 3, 4, 5), num_collectors=1, inline=True),
-    "strict-2": Mode("strict, 2 collectors", (1, 2, 3, 4, 5)),
-    "bound-2": Mode(
-        "learner_bound with strict's ratio as utd_min, 2 collectors", (1, 2), learner_bound=True, bounded=True
-    ),
+    "sync": Mode("synchronous (inline)", num_collectors=1, inline=True),
+    "strict-2": Mode("strict, 2 collectors"),
+    "strict-2-lead-1": Mode("strict, 2 collectors, max_lead_slots=1", lead_slots=1),
+    "bound-2": Mode("learner_bound with strict's ratio as utd_min, 2 collectors", learner_bound=True, bounded=True),
     "slow-2": Mode(
         "learner_bound, 2 collectors, 300 iterations of environments slowed to 200 ms a step",
-        (1,),
         learner_bound=True,
         step_ms=200.0,
         iterations=300,
     ),
 }
+
+PLAN: Mapping[str, Mapping[str, Sequence[int]]] = {
+    MOTRIX: {
+        "sync": range(1, 8),
+        "strict-2": range(1, 8),
+        "strict-2-lead-1": (1, 2),
+        "bound-2": (1, 2),
+        "slow-2": (1,),
+    },
+    "InvertedDoublePendulum-v5": {"sync": range(1, 6), "strict-2": range(1, 6), "bound-2": (1,)},
+    "InvertedPendulum-v5": {"strict-2": (1, 2)},
+}
+"""The seeds of every mode of every task."""
 
 
 def run_motrix(mode: Mode, seed: int, directory: Path) -> dict[str, Any]:
@@ -85,6 +97,8 @@ def run_motrix(mode: Mode, seed: int, directory: Path) -> dict[str, Any]:
     config = to_typed_config(composed, TrainConfig)
     if mode.bounded:
         os.environ["NUMA_COLLECTORS_UTD_MIN"] = str(config.algo.agent.num_updates / config.num_envs)
+    if mode.lead_slots is not None:
+        os.environ["NUMA_COLLECTORS_MAX_LEAD_SLOTS"] = str(mode.lead_slots)
     plugin.MotrixLearner = recording_motrix
     result = runner.train(runner.TrainRequest(config=config, runs_root=directory))
     run_dir = Path(result.run.run_dir)
@@ -101,38 +115,36 @@ def evaluate_motrix(config: Any, model: Path, num_episodes: int = 64) -> float:
     """Return the mean return of the deterministic policy over episodes with fixed seeds."""
     import torch
     from motrix_env_core import registry
-    from motrix_fastsac.collector import EnvShape
+    from motrix_fastsac.collector import Task
     from motrix_rl_builtin.fastsac.async_impl.worker import build_env, set_seed
 
     spec = registry.resolve(config.task.env)
     state = torch.load(model, map_location="cpu", weights_only=False)
-    actor, normalizer = EnvShape.of(spec).policy(config.algo.agent, torch.device("cpu"))
-    actor.load_state_dict(state["actor"])
-    normalizer.load_state_dict(state["obs_normalizer"])
+    policy = Task.read(spec, config.algo).policy()
+    policy["actor"].load_state_dict(state["actor"])
+    policy["normalizer"].load_state_dict(state["obs_normalizer"])
     set_seed(EVAL_SEED)
     env = build_env(spec, num_episodes, torch.device("cpu"), seed=EVAL_SEED)
     obs, _ = env.reset()
     returns, running = torch.zeros(num_episodes), torch.ones(num_episodes, dtype=torch.bool)
     while bool(running.any()):
-        step = env.step(actor.explore(normalizer(obs), deterministic=True))
+        step = env.step(policy["actor"].explore(policy["normalizer"](obs), deterministic=True))
         returns += step.reward * running
         running &= ~(step.terminated | step.truncated)
         obs = step.obs
     return float(returns.mean())
 
 
-def run_mujoco(mode: Mode, seed: int, directory: Path) -> dict[str, Any]:
-    """Run our FastSAC on the MuJoCo task with the settings of ``make demo``."""
-    from functools import partial
-
+def run_mujoco(case: str, mode: Mode, seed: int, directory: Path) -> dict[str, Any]:
+    """Run our FastSAC on a MuJoCo task with the settings of ``examples.fastsac.train``."""
     from examples.fastsac.train import TASKS, evaluate
     from examples.fastsac.wiring import policy_from_checkpoint, wire
     from numa_collectors.checkpoint import load
     from numa_collectors.config import load_config
     from numa_collectors.trainer import FanOutTrainer
 
-    task = TASKS[MUJOCO]
-    wiring = wire(MUJOCO, task.algorithm)
+    task = TASKS[case]
+    wiring = wire(case, task.algorithm)
     changes: dict[str, Any] = {"seed": seed, "num_collectors": mode.num_collectors, "inline": mode.inline}
     changes |= {"run_dir": directory / "run", "console": "quiet", "learner_device": "cpu"}
     changes |= {"collector_inference_device": "cpu", "tensorboard": False}
@@ -150,7 +162,7 @@ def run_mujoco(mode: Mode, seed: int, directory: Path) -> dict[str, Any]:
     result = trainer.run()
     assert result.checkpoint is not None
     policy = policy_from_checkpoint(load(result.checkpoint).state["learner"], wiring.env_spec, task.algorithm)
-    returns = evaluate(MUJOCO, policy, 20)
+    returns = evaluate(case, policy, 20)
     per_env_step = config.num_updates / config.num_envs
     return {
         "run_dir": str(result.run_dir),
@@ -172,7 +184,7 @@ def run_one(case: str, mode_name: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="convergence-") as name:
         directory = Path(name)
         os.environ[PATH_VARIABLE] = str(directory / "episodes.json")
-        found = (run_motrix if case == MOTRIX else run_mujoco)(mode, seed, directory)
+        found = (run_motrix if case == MOTRIX else partial(run_mujoco, case))(mode, seed, directory)
         run_dir = Path(found.pop("run_dir"))
         outcome = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
         if outcome["status"] != "finished":
@@ -207,8 +219,8 @@ def run_missing(cases: Sequence[str], modes: Sequence[str]) -> int:
     failures = 0
     for case in cases:
         for name in modes:
-            for seed in MODES[name].seeds:
-                if f"{case}/{name}/{seed}" in read_results() or (case == MUJOCO and MODES[name].step_ms):
+            for seed in PLAN[case].get(name, ()):
+                if f"{case}/{name}/{seed}" in read_results():
                     continue
                 command = [sys.executable, "-m", "benchmarks.convergence", "--case", case, "--mode", name]
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -233,12 +245,12 @@ def _write(results: dict[str, dict[str, Any]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.convergence")
-    parser.add_argument("--case", choices=(MOTRIX, MUJOCO))
+    parser.add_argument("--case", choices=list(PLAN))
     parser.add_argument("--mode", choices=sorted(MODES))
     parser.add_argument("--seed", type=int)
     parser.add_argument("--report", action="store_true", help="only write the report")
     arguments = parser.parse_args(argv)
-    cases = [arguments.case] if arguments.case else [MOTRIX, MUJOCO]
+    cases = [arguments.case] if arguments.case else list(PLAN)
     modes = [arguments.mode] if arguments.mode else list(MODES)
     if arguments.seed is not None:
         if len(cases) + len(modes) > 2:

@@ -8,11 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pendulum_optimum import bounds
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-COLORS = {"sync": "tab:blue", "strict-2": "tab:orange", "bound-2": "tab:green", "slow-2": "tab:red"}
-# Of the final evaluation, in returns: below it a run has not learned what the synchronous one learns.
-LEARNED_MARGIN = 9.0
+COLORS = {
+    "sync": "tab:blue",
+    "strict-2": "tab:orange",
+    "strict-2-lead-1": "tab:purple",
+    "bound-2": "tab:green",
+    "slow-2": "tab:red",
+}
+# Of the synchronous mean: below it a run has not learned what the synchronous one learns (165 where that is 174.3).
+LEARNED_SHARE = 165.0 / 174.3
 Runs = list[dict[str, Any]]
+Verdict = tuple[bool | None, str]
 
 HEAD = """# Convergence
 
@@ -23,9 +32,38 @@ checks).
     make convergence        # runs what is missing in docs/convergence.json, one run at a time, and writes this page
 
 The area is the mean over iterations of the mean return of the last 100 episodes taken in. The final evaluation is the
-deterministic policy over fixed-seed episodes; it saturates, so the area is the sensitive figure. Standard deviations are over
-seeds. `OMP_NUM_THREADS=1`. CPU time is of all processes of a run, start-up and evaluation included.
+deterministic policy over fixed-seed episodes (64 on the motrix task, 20 on the others; the same for every run), so that what is
+left of noise is the training's; it saturates, and the area is the sensitive figure. Standard deviations are over seeds.
+`OMP_NUM_THREADS=1`. CPU time is of all processes of a run, start-up and evaluation included, on a crowded machine.
 """
+
+SCALE = """This pendulum is the example's own (the published motrix packages have none), and so is its scale: from its initial
+states uniform torques score {uniform:.1f} and the best torques there are score {best:.1f}, by dynamic programming
+(`python -m benchmarks.pendulum_optimum`). Returns of other pendulums do not compare with these.
+"""
+
+FASTSAC = """Learning curves of `examples/fastsac/`, with the settings of `python -m examples.fastsac.train --task {case}`.
+"""
+
+NOTES = {
+    "pendulum-ms": """
+Reading. Strict with two collectors learns as fast, and its final policy is slightly worse than the synchronous one. Ruled out:
+final observations (this task hands over none, so that both bootstrap alike); seeds and warm-up (the first collector's numbers
+are those of the synchronous run); the normaliser (its statistics travel with the weights, and the evaluation takes the
+learner's own); damaged transitions (25,472 of two processes follow the pendulum's equations to 4e-8). What is left is the age
+of the acting weights: four iterations instead of none, and more in `learner_bound`, whose runs evaluate lower still.
+`max_lead_slots=1` makes it one iteration; its runs evaluate like the synchronous ones, but are too few to settle it.
+""",
+    "InvertedDoublePendulum-v5": """
+Reading. A final evaluation of 9,359 is a pole that stays up for all 1,000 steps. The synchronous seed 4 keeps it up in
+training (none of its eight environments fell in its last 730 iterations) and falls in the evaluation, which acts without
+noise and begins from fresh resets. The spread of the synchronous evaluations is that of this one run, so only the area
+compares.
+""",
+    "InvertedPendulum-v5": """
+Reading. The return is the number of steps that the pole stays up, 1,000 at most.
+""",
+}
 
 
 def write_report(results: Mapping[str, dict[str, Any]], words: Mapping[str, str]) -> bool:
@@ -39,11 +77,19 @@ def write_report(results: Mapping[str, dict[str, Any]], words: Mapping[str, str]
             for mode in words
         }
         groups = {mode: runs for mode, runs in groups.items() if runs}
-        verdicts = judge(groups)
-        met = met and all(holds for holds, _ in verdicts)
+        verdicts = judge(groups, words)
+        met = met and all(holds is not False for holds, _ in verdicts)
         picture = plot(case, groups, words)
-        parts.append(f"## {case}\n\n![learning curves]({picture.name})\n\n{table(groups, words)}\n")
-        parts.append("".join(f"- {'met' if holds else '**not met**'}: {text}\n" for holds, text in verdicts))
+        parts.append(f"## {case}\n")
+        if case == "pendulum-ms":
+            uniform, best = bounds()
+            parts.append(SCALE.format(uniform=uniform, best=best))
+        else:
+            parts.append(FASTSAC.format(case=case))
+        parts.append(f"![learning curves]({picture.name})\n\n{table(groups, words)}")
+        marks = {True: "met", False: "**not met**", None: "figures"}
+        parts.append("".join(f"- {marks[holds]}: {text}\n" for holds, text in verdicts))
+        parts.append(NOTES.get(case, "").lstrip())
     (DOCS / "convergence.md").write_text("\n".join(parts), encoding="utf-8")
     print("\n".join(parts[1:]))
     return met
@@ -72,9 +118,9 @@ def spread(runs: Runs, key: str) -> str:
     return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
-def judge(groups: Mapping[str, Runs]) -> list[tuple[bool, str]]:
-    """Return (holds, words) for every criterion whose runs exist."""
-    verdicts: list[tuple[bool, str]] = []
+def judge(groups: Mapping[str, Runs], words: Mapping[str, str]) -> list[Verdict]:
+    """Return (holds, words) for every criterion whose runs exist; None where it is no criterion."""
+    verdicts: list[Verdict] = []
     sync, strict = groups.get("sync", []), groups.get("strict-2", [])
     exact = [run for mode in ("sync", "strict-2") for run in groups.get(mode, [])]
     if exact:
@@ -83,32 +129,43 @@ def judge(groups: Mapping[str, Runs]) -> list[tuple[bool, str]]:
         )
     if len(sync) > 1 and len(strict) > 1:
         verdicts += [_judge_eval(sync, strict), _judge_area(sync, strict)]
-    for mode, words in (("bound-2", "learner_bound"), ("slow-2", "learner_bound with slow environments")):
+    for mode in ("strict-2", "strict-2-lead-1"):
+        if len(sync) > 1 and len(groups.get(mode, [])) > 1:
+            verdicts.append((None, f"{words[mode]} less synchronous: {_difference(sync, groups[mode])}"))
+    for mode, name in (("bound-2", "learner_bound"), ("slow-2", "learner_bound with slow environments")):
         waits = [run["wait_data_pct"] for run in groups.get(mode, [])]
         if waits:
-            verdicts.append(
-                (max(waits) < 2.0, f"{words}: the learner waits {max(waits):.2f} % of its time (limit 2 %)")
-            )
+            verdicts.append((max(waits) < 2.0, f"{name}: the learner waits {max(waits):.2f} % of its time (limit 2 %)"))
     bound = [run["eval"] for run in groups.get("bound-2", [])]
     if bound and sync:
-        limit = statistics.fmean(run["eval"] for run in sync) - LEARNED_MARGIN
-        text = f"learner_bound with utd_min evaluates to {min(bound):.1f} at least, synchronous mean less {LEARNED_MARGIN:.0f}"
-        verdicts.append((min(bound) >= limit, f"{text} {limit:.1f}"))
+        limit = statistics.fmean(run["eval"] for run in sync) * LEARNED_SHARE
+        text = f"learner_bound with utd_min evaluates to {min(bound):.1f} at least, {LEARNED_SHARE:.1%} of the synchronous mean"
+        verdicts.append((min(bound) >= limit, f"{text}: {limit:.1f}"))
     return verdicts
 
 
-def _judge_eval(sync: Runs, strict: Runs) -> tuple[bool, str]:
+def _difference(sync: Runs, other: Runs) -> str:
+    """Return, for both figures, the difference of the means with its standard error (Welch's: the spreads may differ)."""
+    parts = []
+    for key, name in (("eval", "final evaluation"), ("auc", "area")):
+        values = [[run[key] for run in runs] for runs in (other, sync)]
+        error = math.sqrt(sum(statistics.variance(each) / len(each) for each in values))
+        change = statistics.fmean(values[0]) - statistics.fmean(values[1])
+        parts.append(f"{name} {change:+.1f} ± {error:.1f} ({change / error:+.1f} standard errors)")
+    return ", ".join(parts)
+
+
+def _judge_eval(sync: Runs, strict: Runs) -> Verdict:
     values = [run["eval"] for run in sync]
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     worst = min(run["eval"] for run in strict)
     limit = mean - 3.0 * deviation
-    return (
-        worst >= limit,
-        f"lowest final evaluation of strict {worst:.1f}, synchronous mean less 3 deviations {limit:.1f}",
-    )
+    below = sum(run["eval"] < limit for run in strict)
+    text = f"lowest final evaluation of strict {worst:.1f}, synchronous mean less 3 deviations {limit:.1f}"
+    return worst >= limit, f"{text}; {below} of {len(strict)} seeds are below"
 
 
-def _judge_area(sync: Runs, strict: Runs) -> tuple[bool, str]:
+def _judge_area(sync: Runs, strict: Runs) -> Verdict:
     means, errors = [], []
     for runs in (sync, strict):
         values = [run["auc"] for run in runs]

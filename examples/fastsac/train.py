@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,40 +47,25 @@ class Task:
 
 
 RUN = {"num_envs": 8, "num_collectors": 2, "learning_starts": 1_000, "log_interval_s": 2.0}
+SMALL = FastSACConfig(
+    hidden_sizes=(64, 64),
+    num_atoms=51,
+    gamma=0.98,
+    tau=0.05,
+    critic_lr=1e-3,
+    actor_lr=1e-3,
+    alpha_lr=1e-3,
+    alpha_init=0.05,
+    compile=False,
+    learner_threads=1,
+)
 TASKS = {
     "InvertedDoublePendulum-v5": Task(
-        FastSACConfig(
-            hidden_sizes=(64, 64),
-            num_atoms=51,
-            v_min=-500.0,
-            v_max=500.0,
-            clipped_double_q=False,
-            gamma=0.98,
-            tau=0.05,
-            critic_lr=1e-3,
-            actor_lr=1e-3,
-            alpha_lr=1e-3,
-            alpha_init=0.05,
-            compile=False,
-            learner_threads=1,
-        ),
-        {**RUN, "total_env_steps": 32_000},
+        replace(SMALL, v_min=-500.0, v_max=500.0, clipped_double_q=False), {**RUN, "total_env_steps": 32_000}
     ),
+    "InvertedPendulum-v5": Task(replace(SMALL, v_min=-10.0, v_max=60.0), {**RUN, "total_env_steps": 32_000}),
     "HalfCheetah-v5": Task(
-        FastSACConfig(
-            hidden_sizes=(64, 64),
-            num_atoms=51,
-            v_min=-50.0,
-            v_max=250.0,
-            gamma=0.99,
-            tau=0.05,
-            critic_lr=1e-3,
-            actor_lr=1e-3,
-            alpha_lr=1e-3,
-            alpha_init=0.05,
-            compile=False,
-            learner_threads=1,
-        ),
+        replace(SMALL, v_min=-50.0, v_max=250.0, gamma=0.99),
         {**RUN, "num_envs": 16, "num_updates": 2, "learning_starts": 2_000, "total_env_steps": 64_000},
     ),
 }
