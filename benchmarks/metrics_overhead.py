@@ -44,7 +44,7 @@ class TimedLearner(PointLearner):
             post(worker, session)
             self.reports_ms.append(1e3 * (time.thread_time() - began))
 
-        LearnerWorker._post = timed  # type: ignore[method-assign]
+        LearnerWorker._post = timed  # type: ignore[method-assign, assignment]
         self.began_s = time.perf_counter()
 
     def update(self, num_updates: int) -> Mapping[str, float]:
