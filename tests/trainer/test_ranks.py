@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from numa_collectors.config import RunConfig
 from numa_collectors.errors import ConfigError
+from numa_collectors.learner import resolve_device
 from numa_collectors.topo import Topology
 from numa_collectors.trainer._governor import Governor
 from numa_collectors.trainer._ranks import Ranks, resolve_ranks
@@ -174,6 +176,21 @@ def test_strict_updates_are_a_function_of_the_configuration_alone(
                 governor.done += governor.due()
         made.append(governor.done)
     assert made == [num_updates * max(0, target - warm_up) // num_envs] * 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a number of GPUs that this host does not have")
+def test_a_rank_has_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [resolve_device("cuda", rank)[0] for rank in (0, 1)] == ["cuda", "cuda:1"]
+    assert resolve_device("cuda:0", 1)[0] == "cuda:0"
+    with pytest.raises(
+        ConfigError, match="a CUDA device for each local rank, got 2 for local_rank=2: start fewer ranks"
+    ):
+        resolve_device("cuda", 2)
+    # Some launchers show each rank its own GPU alone.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_device("cuda", 3)[0] == "cuda"
 
 
 @pytest.mark.timeout(600)
