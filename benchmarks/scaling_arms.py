@@ -329,7 +329,7 @@ def _torchrl_env(env_id: str, num_envs: int) -> Any:
 
 
 def _make_async(factories: Sequence[Callable[[], Any]], **options: Any) -> Any:
-    return gymnasium.vector.AsyncVectorEnv(factories, **options)
+    return gymnasium.vector.AsyncVectorEnv(factories, context="fork", **options)
 
 
 KINDS: Mapping[str, tuple[Callable[[ArmSpec], Arm], str]] = {
