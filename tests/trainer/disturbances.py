@@ -131,9 +131,8 @@ class Stage:
 
     def _end(self, pid: int, timeout_s: float) -> int:
         with self._changed:
-            if not self._changed.wait_for(lambda: pid in self._codes, timeout_s):
-                os.killpg(pid, signal.SIGKILL)
-                raise AssertionError(f"the run had not ended {timeout_s:g} s after the disturbance")
+            ended = self._changed.wait_for(lambda: pid in self._codes, timeout_s)
+            assert ended, f"the run had not ended {timeout_s:g} s after the disturbance"
             return self._codes[pid]
 
     def replay(self, row: Row, folder: Path) -> Outcome:
@@ -144,6 +143,18 @@ class Stage:
         file = folder / "config.json"
         file.write_text(json.dumps(_config(row, folder)))
         pid = self._start(folder, row.program, file, environment)
+        try:
+            begun_s = self._disturb(row, pid, folder)
+            code = self._end(pid, row.bound_s + PATIENCE_S)
+            seconds = time.monotonic() - begun_s
+        finally:
+            if pid not in self._codes:  # the stage does not end before its programs
+                os.kill(pid, signal.SIGKILL)
+            left = _await_nobody(folder)
+        return Outcome(code, (folder / "output").read_text(), seconds, left, folder / "run")
+
+    def _disturb(self, row: Row, pid: int, folder: Path) -> float:
+        """Wait for the planted moment, send the signals, and return when it was."""
         begun_s = time.monotonic()
         if row.plant is not None:
             self._await(folder / "struck", pid)
@@ -154,12 +165,7 @@ class Stage:
             _send(number, target, pid, folder)
             begun_s = time.monotonic()
             (folder / "go").touch()
-        try:
-            code = self._end(pid, row.bound_s + PATIENCE_S)
-        finally:
-            seconds = time.monotonic() - begun_s
-            left = _await_nobody(folder)
-        return Outcome(code, (folder / "output").read_text(), seconds, left, folder / "run")
+        return begun_s
 
     def _await(self, path: Path, pid: int) -> None:
         deadline = time.monotonic() + 4 * PATIENCE_S
