@@ -86,6 +86,8 @@ class TimedLearner:
         batch["obs"].mean()
 
     def update(self, num_updates: int) -> dict[str, float]:
+        if len(self.ends_ns) == 500:
+            (self._notes.parent / "begun").touch()
         for _ in range(num_updates):
             self._weights = torch.tanh(self._weights @ self._weights)
             self.ends_ns.append(time.monotonic_ns())
@@ -105,7 +107,8 @@ class TimedLearner:
 def victim(folder: Path, generation: int, over: threading.Event) -> int | None:
     """Wait for collector 1 of ``generation`` to make slots; return its pid, or None once the run is over."""
     path = folder / f"1.{generation}"
-    while not path.exists():
+    begun = folder / "begun"  # a death while the run still starts ends it
+    while not (path.exists() and begun.exists()):
         if over.wait(0.002):
             return None
     return int(path.read_text())
