@@ -271,7 +271,11 @@ def test_more_collectors_than_cores_split_siblings() -> None:
         ("epyc-nps1", PlacementRequest(2, cpus_per_collector=0), "cpus_per_collector of at least 1"),
         ("epyc-nps1", PlacementRequest(2, numa_nodes=()), "empty list"),
         ("epyc-nps1", PlacementRequest(2, numa_nodes=(0, 2)), "got 2, which does not exist"),
-        ("epyc-nps1", PlacementRequest(2, learner_node=9), "learner_node: expected nodes that can hold workers .*, got 9"),
+        (
+            "epyc-nps1",
+            PlacementRequest(2, learner_node=9),
+            "learner_node: expected nodes that can hold workers .*, got 9",
+        ),
         ("cxl-expander", PlacementRequest(2, numa_nodes=(2,)), "memory only and has no CPUs"),
         ("gb200", PlacementRequest(2, numa_nodes=(2,)), "device's memory"),
         ("gb200", PlacementRequest(2, numa_nodes=(3,)), "is empty"),
