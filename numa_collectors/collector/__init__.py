@@ -11,7 +11,7 @@ Counters of :meth:`CollectorLoop.stats`, cumulative within one generation, so th
 ``<stage>_ns``                              in the stages of ``ctx.timer``; of GymCollector: ``act``, ``env_step``
 ``push_ns, sync_ns``                        committing; polling and loading weights
 ``check_s``                                 in ``check_finite``
-``wait_space_ns, wait_weights_s``           blocked on a full ring; blocked until the first weights came
+``wait_space_ns, wait_weights_s``           waiting for space (or for the learner, ``max_policy_lag``); for the first weights
 ``generation, start_slot``                  which restart this is, and the slots that earlier ones committed
 ``first_obs_digest``                        digest of the first observation of the shard's first environment
 ``first_obs_distinct``                      how many different first observations the shard's environments had

@@ -115,8 +115,10 @@ def _end_elsewhere() -> None:
     ``join()`` a Ctrl-C has interrupted: it takes that one for ended.
     """
     deadline = time.monotonic() + _EXIT_PATIENCE_S
-    for signals in list(_elsewhere):
+    waiting = list(_elsewhere)
+    for signals in waiting:
         signals.request("SIGINT")
+    for signals in waiting:
         signals._left.wait(max(0.0, deadline - time.monotonic()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -66,23 +67,30 @@ def test_the_stop_button_of_a_notebook(tmp_path: Path) -> None:
     until(lambda: not processes_of(tmp_path), "the end of all that the kernel started")
 
 
+@pytest.mark.timeout(300)  # more than the waits below together
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_to_torchrun(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """The agent passes the signal on; how it ends itself is its own affair."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(script), str(tmp_path / "run")]
-    agent = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *command, repr({"tensorboard": False})],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "DISTURBANCE": json.dumps({"folder": str(tmp_path)})},
         start_new_session=True,
-    )
-    wait_for_steps(tmp_path / "run", agent)
-    agent.send_signal(number)
-    output, _ = agent.communicate(timeout=90)
-    assert agent.returncode != 0, output
-    check_orderly_end(tmp_path / "run", code)
-    until(lambda: not processes_of(tmp_path), "the end of all that the agent started")
+    ) as agent:
+        try:
+            wait_for_steps(tmp_path / "run", agent)
+            agent.send_signal(number)
+            output, _ = agent.communicate(timeout=90)
+            assert agent.returncode != 0, output
+            check_orderly_end(tmp_path / "run", code)
+            until(lambda: not processes_of(tmp_path), "the end of all that the agent started")
+        finally:
+            # A run that was not ended would never end.
+            for pid in processes_of(tmp_path):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
