@@ -104,7 +104,7 @@ class TimedLearner:
         self._weights = state["w"]
 
 
-def victim(folder: Path, generation: int, over: threading.Event) -> int | None:
+def await_collector(folder: Path, generation: int, over: threading.Event) -> int | None:
     """Wait for collector 1 of ``generation`` to make slots; return its pid, or None once the run is over."""
     path = folder / f"1.{generation}"
     begun = folder / "begun"  # a death while the run still starts ends it
@@ -114,11 +114,11 @@ def victim(folder: Path, generation: int, over: threading.Event) -> int | None:
     return int(path.read_text())
 
 
-def murder(folder: Path, num_kills: int, over: threading.Event) -> tuple[list[Window], list[Window]]:
+def kill_again_and_again(folder: Path, num_kills: int, over: threading.Event) -> tuple[list[Window], list[Window]]:
     """Kill collector 1 again and again; return the quiet windows and those of the kills."""
     quiet: list[Window] = []
     killed: list[Window] = []
-    pid = victim(folder, 0, over)
+    pid = await_collector(folder, 0, over)
     for generation in range(1, num_kills + 1):
         over.wait(SETTLE_S)
         begin_ns = time.monotonic_ns()
@@ -128,18 +128,18 @@ def murder(folder: Path, num_kills: int, over: threading.Event) -> tuple[list[Wi
             break
         begin_ns = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
-        pid = victim(folder, generation, over)
+        pid = await_collector(folder, generation, over)
         over.wait(SETTLE_S)
         killed.append(Window(begin_ns, time.monotonic_ns()))
     return quiet, killed
 
 
-class Murderer(threading.Thread):
-    """Runs :func:`murder` beside a run, and then ends the run as Ctrl-C does."""
+class Killer(threading.Thread):
+    """Runs :func:`kill_again_and_again` beside a run, and then ends the run as Ctrl-C does."""
 
     def __init__(self, folder: Path, num_kills: int) -> None:
-        super().__init__(name="murderer")
-        self._order = partial(murder, folder, num_kills)
+        super().__init__(name="killer")
+        self._order = partial(kill_again_and_again, folder, num_kills)
         self.over = threading.Event()
         self.windows: tuple[list[Window], list[Window]] = ([], [])
 
@@ -176,14 +176,14 @@ def trainer_arm(folder: Path, num_kills: int) -> tuple[np.ndarray, tuple[list[Wi
         schema=SCHEMA,
         weights=WEIGHTS,
     )
-    murderer = Murderer(folder, num_kills)
-    murderer.start()
+    killer = Killer(folder, num_kills)
+    killer.start()
     try:
         trainer.run()
     finally:
-        murderer.over.set()
-        murderer.join()
-    return np.load(notes), murderer.windows
+        killer.over.set()
+        killer.join()
+    return np.load(notes), killer.windows
 
 
 def pool_arm(folder: Path, num_kills: int) -> tuple[np.ndarray, tuple[list[Window], list[Window]]]:
@@ -198,7 +198,7 @@ def pool_arm(folder: Path, num_kills: int) -> tuple[np.ndarray, tuple[list[Windo
     )
     learner = TimedLearner(notes=folder / "updates.npy")
     collector = partial(MarkedCollector, folder=folder)
-    murderer = Murderer(folder, num_kills)
+    killer = Killer(folder, num_kills)
     interrupted = threading.Event()
     previous = signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
     try:
@@ -206,17 +206,17 @@ def pool_arm(folder: Path, num_kills: int) -> tuple[np.ndarray, tuple[list[Windo
             collector, schema=SCHEMA, weights=WEIGHTS, options=options, on_message=lambda text: None
         ) as pool:
             pool.publish(learner.weights())
-            murderer.start()
+            killer.start()
             while not interrupted.is_set():
                 for rank, span in pool.drain(max_slots=8):
                     learner.ingest(rank, pool.tensors(rank, span))
                 learner.update(1)
                 pool.publish(learner.weights())
-            murderer.join()
+            killer.join()
     finally:
-        murderer.over.set()
+        killer.over.set()
         signal.signal(signal.SIGINT, previous)
-    return np.array(learner.ends_ns), murderer.windows
+    return np.array(learner.ends_ns), killer.windows
 
 
 def longest_gaps_ms(ends_ns: np.ndarray, windows: Sequence[Window]) -> list[float]:

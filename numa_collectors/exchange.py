@@ -65,11 +65,9 @@ class Exchange:
         """
         self._turn = (self._turn + 1) % max(1, self.num_collectors)
         ranks = [(self._turn + offset) % self.num_collectors for offset in range(self.num_collectors)]
-        budgets = {
-            rank: fill if max_slots is None else min(max_slots, fill)
-            for rank in ranks
-            for fill in (self.consumers[rank].fill,)
-        }
+        budgets = {rank: self.consumers[rank].fill for rank in ranks}
+        if max_slots is not None:
+            budgets = {rank: min(max_slots, fill) for rank, fill in budgets.items()}
         while spans := [span for rank in ranks if budgets[rank] > 0 for span in self._peek(rank, budgets[rank])]:
             if load is not None:
                 load(spans)

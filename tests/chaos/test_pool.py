@@ -25,7 +25,7 @@ _SLOTS_PER_KILL = 40  # more than a generation makes before its planned end
 
 
 class _Run:
-    """One pool with a configuration drawn from ``seed``, the books of its consumer, and its murderer."""
+    """One pool with a configuration drawn from ``seed``, the books of its consumer, and the kills from outside."""
 
     def __init__(self, seed: int, tally: Tally, num_generations: int, num_shots: int) -> None:
         rng = self.rng = random.Random(seed)
@@ -51,7 +51,7 @@ class _Run:
         self.max_slots = rng.choice([None, 1, 4])
         self.publish_interval = rng.choice([1, 2, 5])
         self.ledger = Ledger(num_collectors)
-        # When the consumer has so many slots, somebody is shot; the target is whoever is there, in whatever phase.
+        # When the consumer has so many slots, one is killed; the target is whoever is there, in whatever phase.
         all_slots = num_collectors * num_generations * _SLOTS_PER_KILL
         self.shots = sorted(rng.randrange(1, all_slots) for _ in range(num_shots))
         self.shot: dict[tuple[int, int], str] = {}

@@ -27,11 +27,11 @@ from tests.chaos.payload import SCHEMA, WEIGHTS
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 
 
-class _Murderer(threading.Thread):
+class _Killer(threading.Thread):
     """Kills one of this process's workers now and then, from the first slot that the learner took in; as ``kill -9`` does."""
 
     def __init__(self, rng: random.Random, books: Path, num_shots: int, learner_too: bool) -> None:
-        super().__init__(name="murderer")
+        super().__init__(name="killer")
         self.rng = rng
         self.books = books
         self.num_shots = num_shots
@@ -43,14 +43,14 @@ class _Murderer(threading.Thread):
         while not self.over.wait(0.02) and not (self.books.exists() and self.books.stat().st_size):
             continue
         while len(self.shot) < self.num_shots and not self.over.wait(self.rng.expovariate(4.0)):
-            victims = list(self._victims())
-            if victims:
-                process, name = self.rng.choice(victims)
+            targets = list(self._targets())
+            if targets:
+                process, name = self.rng.choice(targets)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
                     self.shot.append(name)
 
-    def _victims(self) -> Iterator[tuple[psutil.Process, str]]:
+    def _targets(self) -> Iterator[tuple[psutil.Process, str]]:
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if child.pid == tracker._resource_tracker._pid or child.status() == psutil.STATUS_ZOMBIE:
@@ -115,18 +115,18 @@ class _Run:
             schema=SCHEMA,
             weights=WEIGHTS,
         )
-        self.murderer = _Murderer(rng, self.books, shots, learner_too=learner_deaths > 0)
+        self.killer = _Killer(rng, self.books, shots, learner_too=learner_deaths > 0)
 
     def run(self) -> str:
         """Run to the end; return what the console said."""
         said = io.StringIO()
-        self.murderer.start()
+        self.killer.start()
         try:
             with contextlib.redirect_stdout(said):
                 result = self.trainer.run()
         finally:
-            self.murderer.over.set()
-            self.murderer.join()
+            self.killer.over.set()
+            self.killer.join()
         assert result.status == "finished", result
         assert result.env_steps >= self.config.planned_env_steps
         return said.getvalue()
