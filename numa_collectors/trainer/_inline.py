@@ -111,7 +111,9 @@ class InlineRun:
         """Make the learner, then the collectors by rank: a fixed order, since they draw from one generator."""
         setup, options = self._setup, self._setup.options
         ranks = setup.ranks
-        seed_everything(setup.config.seed if ranks.rank == 0 else ranks.learner_seed(setup.config.seed))
+        seed_everything(
+            setup.config.seed if ranks.rank == 0 else ranks.learner_seed(setup.config.seed, setup.generation)
+        )
         plan = LearnerPlan(
             factory=self._learner,
             config=setup.config,

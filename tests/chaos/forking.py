@@ -23,7 +23,9 @@ __all__ = ["Forking"]
 
 _RING_WORDS = {getattr(ring_layout, name): name for name in dir(ring_layout) if name.startswith("W_")}
 _SNAPSHOT_WORDS = {getattr(snapshot_layout, name): name for name in dir(snapshot_layout) if name.startswith("W_")}
-_SNAPSHOT_WORDS |= {snapshot_layout.counter_word(slot): f"counter of slot {slot}" for slot in range(2)}
+_SNAPSHOT_WORDS |= {
+    snapshot_layout.counter_word(slot): f"counter of slot {slot}" for slot in range(snapshot_layout.NUM_SLOTS)
+}
 _MAX_SLOTS = 6
 
 

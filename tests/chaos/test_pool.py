@@ -14,11 +14,14 @@ from numa_collectors.placement import Placement, PlacementRequest, plan, unbound
 from numa_collectors.pool import CollectorPool, PoolOptions
 from numa_collectors.topo import Topology
 from numa_collectors.worker import WorkerFailure
-from tests.chaos.arms import Tally, nothing_left, num_kills
+from tests.chaos.arms import TIMEOUT_S, Tally, nothing_left, num_kills
 from tests.chaos.collecting import ChaosCollector, planned_end
 from tests.chaos.payload import SCHEMA, WEIGHTS, Ledger, weights_of
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux"),
+    pytest.mark.timeout(TIMEOUT_S),
+]
 
 PATIENCE_S = 600.0  # a bound for a loaded machine; a generation that dies while it starts delivers nothing
 _SLOTS_PER_KILL = 40  # more than a generation makes before its planned end

@@ -10,11 +10,14 @@ import pytest
 from numa_collectors.rings import Consumer, TransitionRing
 from numa_collectors.snapshots import SnapshotReader, WeightSnapshot
 from numa_collectors.worker import WorkerGroup
-from tests.chaos.arms import Tally, nothing_left, num_kills
+from tests.chaos.arms import TIMEOUT_S, Tally, nothing_left, num_kills
 from tests.chaos.forking import Forking
 from tests.chaos.payload import SCHEMA, WEIGHTS, Ledger, check_weights
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks workers")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="forks workers"),
+    pytest.mark.timeout(TIMEOUT_S),
+]
 
 
 def _watch(group: WorkerGroup, consumer: Consumer, reader: SnapshotReader, rng: random.Random) -> int:

@@ -19,12 +19,15 @@ import pytest
 
 from numa_collectors.config import RunConfig
 from numa_collectors.trainer import FanOutTrainer
-from tests.chaos.arms import Tally, nothing_left, num_kills
+from tests.chaos.arms import TIMEOUT_S, Tally, nothing_left, num_kills
 from tests.chaos.collecting import ChaosCollector, planned_end
 from tests.chaos.learning import ChaosLearner
 from tests.chaos.payload import SCHEMA, WEIGHTS
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux"),
+    pytest.mark.timeout(TIMEOUT_S),
+]
 
 
 class _Killer(threading.Thread):
