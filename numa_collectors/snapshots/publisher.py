@@ -109,7 +109,7 @@ class SnapshotPublisher:
         return array
 
     def _write(self, copy: Callable[[int], None], version: int) -> None:
-        """Write one version into the slot that the latest one is not in.
+        """Write one version into the slot after that of the latest one.
 
         The slot's counter is odd (2v+1) while it is written and 2v+2 when v is whole, and LATEST names v and its slot
         only then.  A writer that dies in between leaves LATEST at the version before.
