@@ -16,6 +16,7 @@ from numa_collectors.errors import BindingError, NodeCapacityError
 
 __all__ = [
     "allowed_nodes",
+    "available_bytes",
     "cgroup_headroom_bytes",
     "cgroup_place",
     "check_nodes",
@@ -25,7 +26,6 @@ __all__ = [
     "node_cpus",
     "node_headroom_bytes",
     "online_nodes",
-    "reserve_bytes",
 ]
 
 _MIB = 1 << 20
@@ -114,15 +114,25 @@ def _meminfo(path: Path) -> dict[str, int]:
     return figures
 
 
-def reserve_bytes(total_bytes: int) -> int:
+def _reserve_bytes(total_bytes: int) -> int:
     """Return what of a node's memory is left alone so that the kernel's watermarks are never reached."""
     return max(_MIN_RESERVE_BYTES, total_bytes // _RESERVE_SHARE)
+
+
+def available_bytes(free_bytes: int, reclaimable_bytes: int, total_bytes: int) -> int:
+    """Return what of a node's memory can be allocated at once under ``bind`` without anybody being killed.
+
+    Half of the page cache counts.  The rest may be what running programs are executed from or what is being written
+    back: the kernel gives it up late, and an allocation that may go nowhere else ends in an out-of-memory kill meanwhile
+    (its own MemAvailable is an estimate with the same caution, Documentation/filesystems/proc.rst).
+    """
+    return max(0, free_bytes + reclaimable_bytes // 2 - _reserve_bytes(total_bytes))
 
 
 def node_headroom_bytes(node: int | None, root: str | os.PathLike[str] = "/") -> int | None:
     """Return the bytes that can be allocated on ``node`` (None: on all allowed nodes) without reaching the watermarks.
 
-    Free memory plus the page cache on the file lists and reclaimable slab, less a reserve; None where unknown.
+    See :func:`available_bytes`, with the page cache on the file lists and reclaimable slab; None where unknown.
     """
     if node is None:
         allowed = allowed_nodes(root)
@@ -135,7 +145,7 @@ def node_headroom_bytes(node: int | None, root: str | os.PathLike[str] = "/") ->
     if "MemFree" not in figures:
         return None
     reclaimable = sum(figures.get(name, 0) for name in ("Active(file)", "Inactive(file)", "SReclaimable"))
-    return max(0, figures["MemFree"] + reclaimable - reserve_bytes(figures.get("MemTotal", 0)))
+    return available_bytes(figures["MemFree"], reclaimable, figures.get("MemTotal", 0))
 
 
 def _read_int(path: Path) -> int | None:

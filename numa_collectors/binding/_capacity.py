@@ -15,9 +15,9 @@ __all__ = ["check_capacity", "headroom_bytes"]
 def check_capacity(topology: Topology | None, node: int | None, need_bytes: int, *, what: str = "the plan") -> None:
     """Raise ``NodeCapacityError`` if ``node`` cannot hold ``need_bytes``; it says need, have and where.
 
-    With a topology its figures count (free plus reclaimable memory, less the kernel's watermarks; what is left under
-    the cgroups' memory limits); ``None`` asks the running kernel.  ``node=None`` stands for all nodes that the process
-    may allocate from.
+    With a topology its figures count (free memory and half of the reclaimable, less the kernel's watermarks; what is
+    left under the cgroups' memory limits); ``None`` asks the running kernel.  ``node=None`` stands for all nodes that
+    the process may allocate from.
     """
     place = "this process's NUMA nodes" if node is None else f"node {node}"
     if topology is None:
@@ -31,6 +31,4 @@ def headroom_bytes(topology: Topology, node: int | None) -> int:
     """Return what :func:`check_capacity` takes for free on ``node`` (None: on all nodes that may be allocated from)."""
     nodes = topology.nodes if node is None else (topology.node(node),)
     usable = [one for one in nodes if one.id in topology.nodes_allowed]
-    return sum(
-        max(0, one.free_bytes + one.reclaimable_bytes - _nodes.reserve_bytes(one.memory_bytes)) for one in usable
-    )
+    return sum(_nodes.available_bytes(one.free_bytes, one.reclaimable_bytes, one.memory_bytes) for one in usable)

@@ -138,16 +138,16 @@ class CollectorLoop:
         if self._quota_reached():
             self._rest(timeout_s)
             return False
-        if not self._wait_for_learner(timeout_s):
-            return False
         try:
             # Space first, weights second: what acts are the weights of now, not those from before a wait for space.
             slot = self._reserve(timeout_s)
+            if slot is None or not self._wait_for_learner(timeout_s):
+                return False
         except RingClosedError:
             # The consumer wants nothing more: an orderly end, not a failure of this collector.
             self.finish()
             return False
-        if slot is None or not self._have_weights(timeout_s):
+        if not self._have_weights(timeout_s):
             return False
         arrays = dict(slot)
         del slot
@@ -219,7 +219,10 @@ class CollectorLoop:
         return limit is not None and reader.latest - self._version > limit
 
     def _wait_for_learner(self, timeout_s: float | None) -> bool:
-        """Wait while what was made and not taken is too old; return whether it no longer is."""
+        """Wait while what was made and not taken is too old; return whether it no longer is.
+
+        What a predecessor made is not looked at.  RingClosedError or PeerLostError when the consumer will take no more.
+        """
         if not self._unread_too_old():
             return True
         begin_ns = time.monotonic_ns()
@@ -227,6 +230,7 @@ class CollectorLoop:
         with self._waiting():
             while (too_old := self._unread_too_old()) and (deadline is None or time.monotonic() < deadline):
                 time.sleep(_PACING_POLL_S)
+                self._producer.try_reserve()  # the slot that is reserved already, or the end of the ring
         self._counters["wait_space_ns"] += time.monotonic_ns() - begin_ns
         return not too_old
 

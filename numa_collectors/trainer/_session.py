@@ -169,7 +169,7 @@ class LearnerSession:
             self.loop.ingest_rest()
         discarded = sum(consumer.fill for consumer in self.exchange.consumers)
         self.loop.publish_now()
-        error = self._save_or_say()
+        error = self._save_or_say(last=True)
         return LearnerReport(self.progress, self.loop.complete, checkpoint.latest(self._plan.run_dir), discarded, error)
 
     @property
@@ -190,8 +190,11 @@ class LearnerSession:
             },
         )
 
-    def _save_or_say(self) -> str | None:
-        """Save unless nothing changed; a failure leaves the last checkpoint standing and the run going, and is returned."""
+    def _save_or_say(self, *, last: bool = False) -> str | None:
+        """Save unless nothing changed; a failure leaves the last checkpoint standing and the run going, and is returned.
+
+        It is said once: the first time, or ``last`` if that is the first.
+        """
         progress = self.progress
         # One checkpoint serves all ranks, whose counts and weights are the same: that of rank 0.
         if not self._plan.ranks.is_main or self._saved == progress:
@@ -201,7 +204,8 @@ class LearnerSession:
                 self.save()
         except CheckpointError as error:
             if not self._save_failed:
-                self._say(f"{error}; the run goes on and tries again, further failures are not reported")
+                goes_on = "" if last else "; the run goes on and tries again, further failures are not reported"
+                self._say(f"{error}{goes_on}")
             self._save_failed = True
             return str(error)
         self._save_failed = False

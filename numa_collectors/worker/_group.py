@@ -202,7 +202,7 @@ class WorkerGroup:
 
     def _close_launcher(self) -> None:
         launcher = self._launcher
-        if launcher is None or any(handle.alive for handle in self._handles()):
+        if launcher is None or any(handle.alive or handle.starting for handle in self._handles()):
             return
         self._launcher = None
         for worker in self.workers:
@@ -218,7 +218,7 @@ def _join_all(handles: list[Handle], deadline: float) -> bool:
     while True:
         for handle in handles:
             handle.check()
-        alive = [handle for handle in handles if handle.alive]
+        alive = [handle for handle in handles if handle.alive or handle.starting]
         if not alive:
             return True
         if time.monotonic() >= deadline:

@@ -84,8 +84,8 @@ def test_each_impossible_node_has_its_own_code(tree: Path, node: int, code: str,
     assert caught.value.code == code
 
 
-def test_headroom_counts_the_page_cache_and_leaves_the_watermarks(tree: Path) -> None:
-    assert _nodes.node_headroom_bytes(0, tree) == (300 + 100 + 10 - 16) * MIB
+def test_headroom_counts_half_of_the_page_cache_and_leaves_the_watermarks(tree: Path) -> None:
+    assert _nodes.node_headroom_bytes(0, tree) == (300 + (100 + 10) // 2 - 16) * MIB
     # Only what the cpuset allows counts for the process as a whole.
     assert _nodes.node_headroom_bytes(None, tree) == _nodes.node_headroom_bytes(0, tree)
     assert _nodes.node_headroom_bytes(7, tree) is None
@@ -93,8 +93,8 @@ def test_headroom_counts_the_page_cache_and_leaves_the_watermarks(tree: Path) ->
 
 def test_room(tree: Path) -> None:
     have = ("node 0", _nodes.node_headroom_bytes(0, tree))
-    _nodes.check_room("ring", 394 * MIB, have)
-    with pytest.raises(NodeCapacityError, match="ring needs 700 MiB, but node 0 has 394 MiB left"):
+    _nodes.check_room("ring", 339 * MIB, have)
+    with pytest.raises(NodeCapacityError, match="ring needs 700 MiB, but node 0 has 339 MiB left"):
         _nodes.check_room("ring", 700 * MIB, have)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -375,3 +376,28 @@ def test_a_collector_whose_unread_slots_are_too_old_waits_and_nothing_is_dropped
     rest = read(rig.consumer)
     assert [*taken["versions"], *rest["versions"]] == [1, 2, 3, 4]
     assert [*taken["steps"], *rest["steps"]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("already_waiting", [False, True])
+def test_a_collector_that_waits_for_the_learner_to_catch_up_notices_the_end_of_its_ring(
+    rig: Rig, already_waiting: bool
+) -> None:
+    rig.publish(1)
+    loop = rig.loop(max_policy_lag=1)
+    assert loop.run_once(0)
+    rig.publish(3)
+    assert not loop.run_once(0)
+    waits = rig.num_waits
+
+    def close_when_waiting() -> None:
+        while rig.num_waits == waits:
+            pass
+        rig.consumer.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        if already_waiting:
+            pool.submit(close_when_waiting)
+        else:
+            rig.consumer.close()
+        assert not loop.run_once(None)
+    assert loop.finished

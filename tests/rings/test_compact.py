@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from numa_collectors.errors import ConfigError, PeerLostError, SchemaMismatchError
 from numa_collectors.rings import CompactRing, Field, Schema, TransitionRing
+from numa_collectors.rings import endpoint as endpoint_module
 from numa_collectors.rings.endpoint import C_LIVE
 from numa_collectors.rings.layout import HEADER_BYTES, W_CONSUMER_CLAIM, W_PRODUCER_ASLEEP, W_PRODUCER_CLAIM
 from numa_collectors.testing.ring import RingConformance
@@ -190,7 +191,9 @@ def push_begun(producer: Any, rng: np.random.Generator) -> bool:
     return bool(producer.push(any_slot(BATCHED, rng), timeout_s=0))
 
 
-def test_a_full_side_area_makes_the_producer_wait_and_a_release_wakes_it() -> None:
+def test_a_full_side_area_makes_the_producer_wait_and_a_release_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Sleep until woken: the look after a quarter of a second would hide a lost wake-up.
+    monkeypatch.setattr(endpoint_module, "MAX_SLEEP_S", 120.0)
     rng = np.random.default_rng(0)
     with CompactRing.create(BATCHED, capacity=10) as ring:
         producer, consumer = ring.producer(), ring.consumer()

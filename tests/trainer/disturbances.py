@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 HANG_TIMEOUT_S = 4.0
 SHUTDOWN_TIMEOUT_S = 4.0
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 30.0
 
 
 _CAUSES = ("failed:", "error:", "second ")

@@ -107,7 +107,7 @@ ROWS = [
         "SIGKILL of a collector in training",
         (*COLLECTOR, "training", "kill"),
         1,
-        r"collector\[1\] died, killed by SIGKILL .*somebody sent SIGKILL|out of memory",
+        r"collector\[1\] died, killed by SIGKILL .*(somebody sent SIGKILL|out of memory)",
     ),
     Row(
         "SIGKILL of a collector during a checkpoint",
@@ -271,7 +271,9 @@ def replays(
 ) -> Iterator[dict[str, Future[Outcome]]]:
     """Replay the rows that were asked for, some at a time: much of a hang is waiting."""
     wanted = [
-        item.callspec.params["row"] for item in request.session.items if "row" in getattr(item, "fixturenames", ())
+        item.callspec.params["row"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module and "row" in item.fixturenames
     ]
     stage = Stage()
     root = tmp_path_factory.mktemp("disturbances")

@@ -44,6 +44,7 @@ def _run(tmp_path: Path, soft: int, hard: int, workers: int) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
