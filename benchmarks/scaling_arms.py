@@ -318,13 +318,17 @@ class TorchRLArm(Arm):
         self._collector.shutdown()
 
 
+def _float32_env(env_id: str) -> Any:
+    return gymnasium.wrappers.DtypeObservation(gymnasium.make(env_id), np.float32)
+
+
 def _torchrl_env(env_id: str, num_envs: int) -> Any:
     """Gymnasium's vector environment in one wrapper: less than half the time of SerialEnv over single ones."""
     from torchrl.envs import GymWrapper
 
     torch.set_num_threads(1)
     mode = gymnasium.vector.AutoresetMode.DISABLED  # the one that TorchRL prefers
-    factories = [partial(gymnasium.make, env_id)] * num_envs
+    factories = [partial(_float32_env, env_id)] * num_envs
     return GymWrapper(gymnasium.vector.SyncVectorEnv(factories, autoreset_mode=mode))
 
 
