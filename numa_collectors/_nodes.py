@@ -30,8 +30,9 @@ __all__ = [
 
 _MIB = 1 << 20
 # Under the policy ``bind`` the OOM killer comes before the last page is used: the kernel keeps its watermarks free,
-# about 11 MiB of a 250 MiB node, a smaller share of a large one (mm/page_alloc.c: setup_per_zone_wmarks).
-_MIN_RESERVE_BYTES = 16 * _MIB
+# about 11 MiB of a 250 MiB node, a smaller share of a large one (mm/page_alloc.c: setup_per_zone_wmarks), and for a while
+# after fragmentation two and a half times as much (vm.watermark_boost_factor, admin-guide/sysctl/vm.rst).
+_MIN_RESERVE_BYTES = 64 * _MIB
 _RESERVE_SHARE = 100
 
 

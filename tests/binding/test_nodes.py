@@ -65,8 +65,8 @@ def test_machine_without_node_folder(tmp_path: Path) -> None:
     assert _nodes.node_headroom_bytes(0, tmp_path) is None
     _nodes.check_nodes((0,), tmp_path)
     _nodes.check_room("ring", 1 << 50, ("node 0", None), _nodes.cgroup_place(tmp_path))
-    write(tmp_path, "proc/meminfo", "MemTotal: 2097152 kB\nMemFree: 1048576 kB\n")
-    assert _nodes.node_headroom_bytes(0, tmp_path) == GIB - 2 * GIB // 100
+    write(tmp_path, "proc/meminfo", "MemTotal: 104857600 kB\nMemFree: 52428800 kB\n")
+    assert _nodes.node_headroom_bytes(0, tmp_path) == 49 * GIB
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_each_impossible_node_has_its_own_code(tree: Path, node: int, code: str,
 
 
 def test_headroom_counts_half_of_the_page_cache_and_leaves_the_watermarks(tree: Path) -> None:
-    assert _nodes.node_headroom_bytes(0, tree) == (300 + (100 + 10) // 2 - 16) * MIB
+    assert _nodes.node_headroom_bytes(0, tree) == (300 + (100 + 10) // 2 - 64) * MIB
     # Only what the cpuset allows counts for the process as a whole.
     assert _nodes.node_headroom_bytes(None, tree) == _nodes.node_headroom_bytes(0, tree)
     assert _nodes.node_headroom_bytes(7, tree) is None
@@ -93,8 +93,8 @@ def test_headroom_counts_half_of_the_page_cache_and_leaves_the_watermarks(tree: 
 
 def test_room(tree: Path) -> None:
     have = ("node 0", _nodes.node_headroom_bytes(0, tree))
-    _nodes.check_room("ring", 339 * MIB, have)
-    with pytest.raises(NodeCapacityError, match="ring needs 700 MiB, but node 0 has 339 MiB left"):
+    _nodes.check_room("ring", 291 * MIB, have)
+    with pytest.raises(NodeCapacityError, match="ring needs 700 MiB, but node 0 has 291 MiB left"):
         _nodes.check_room("ring", 700 * MIB, have)
 
 
