@@ -15,19 +15,23 @@ from numa_collectors.rings.layout import build_arrays, ring_bytes
 from numa_collectors.shm import Region
 
 
-class QueueArm(Arm):
-    """A queue that pickles a dictionary of arrays."""
-
-    def __init__(self, num_envs: int, name: str, queue: Any) -> None:
-        super().__init__(num_envs)
-        self.name = name
-        self.queue = queue
+class DictArm(Arm):
+    """An arm whose two sides keep their arrays by field."""
 
     def open_producer(self) -> None:
         self.source = self.values()
 
     def open_consumer(self) -> None:
         self.target = self.copies()
+
+
+class QueueArm(DictArm):
+    """A queue that pickles a dictionary of arrays."""
+
+    def __init__(self, num_envs: int, name: str, queue: Any) -> None:
+        super().__init__(num_envs)
+        self.name = name
+        self.queue = queue
 
     def produce(self, num_slots: int) -> None:
         for _ in range(num_slots):
@@ -42,7 +46,7 @@ class QueueArm(Arm):
         self.queue.close()
 
 
-class PipeArm(Arm):
+class PipeArm(DictArm):
     """A pipe, pickled or as raw bytes of each field."""
 
     def __init__(self, num_envs: int, *, raw: bool) -> None:
@@ -50,12 +54,6 @@ class PipeArm(Arm):
         self.name = "pipe, raw bytes" if raw else "pipe, pickled"
         self.raw = raw
         self.receiver, self.sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
-
-    def open_producer(self) -> None:
-        self.source = self.values()
-
-    def open_consumer(self) -> None:
-        self.target = self.copies()
 
     def produce(self, num_slots: int) -> None:
         for _ in range(num_slots):
@@ -154,7 +152,7 @@ def _faster_fifo(num_envs: int, *, raw: bool) -> Arm:
     return QueueArm(num_envs, "faster_fifo, pickled", module.Queue(max_size_bytes=max_size_bytes))
 
 
-class IndexArm(Arm):
+class IndexArm(DictArm):
     """Slots in shared memory, and their indices through two queues: the usual design made by hand."""
 
     name = "indices by SimpleQueue"
@@ -173,12 +171,12 @@ class IndexArm(Arm):
         self.slots = [{name: array[index] for name, array in arrays.items()} for index in range(CAPACITY)]
 
     def open_producer(self) -> None:
+        super().open_producer()
         self._map()
-        self.source = self.values()
 
     def open_consumer(self) -> None:
+        super().open_consumer()
         self._map()
-        self.target = self.copies()
 
     def produce(self, num_slots: int) -> None:
         for _ in range(num_slots):

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from numa_collectors.errors import ConfigError
 
-__all__ = ["RunLock"]
+__all__ = ["RunLock", "unwritable"]
 
 LOCK_NAME = ".lock"
 
@@ -30,12 +30,12 @@ class RunLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         except OSError as error:
-            raise _unwritable(self.path, error) from None
+            raise unwritable(self.path, error) from None
         try:
             self._take(fd)
         except OSError as error:
             os.close(fd)
-            raise _unwritable(self.path, error) from None
+            raise unwritable(self.path, error) from None
         except BaseException:
             os.close(fd)
             raise
@@ -78,7 +78,8 @@ class RunLock:
         self.release()
 
 
-def _unwritable(path: Path, error: OSError) -> ConfigError:
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """Return the error of a run directory that cannot be written."""
     return ConfigError(
         f"run_dir: expected a directory that can be written, got {error.strerror} for {error.filename or path}; "
         f"choose another run_dir, make room, or change its permissions"

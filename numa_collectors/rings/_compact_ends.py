@@ -7,16 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from numa_collectors.errors import SchemaMismatchError
 from numa_collectors.rings._compact_layout import BEGINS, EXTENT, CompactLayout
-from numa_collectors.rings.consumer import Consumer, Span
+from numa_collectors.rings.consumer import MAX_SPANS, Consumer, Span
 from numa_collectors.rings.endpoint import RingMemory
 from numa_collectors.rings.layout import STOPS_PRODUCER, W_RELEASED, W_STATE, Array, build_arrays, build_metadata
-from numa_collectors.rings.producer import Producer
+from numa_collectors.rings.producer import Producer, as_bytes, check_field, refuse_fields
 
 __all__ = ["CompactConsumer", "CompactProducer", "CompactSpan"]
-
-_MAX_SPANS = 4096
 
 
 class _Writer:
@@ -89,7 +86,7 @@ class _Writer:
         found = self._following[index]
         if found is None:
             names = self._layout.pairs.values()
-            found = [memoryview(self._stored[name][index].reshape(-1).view(np.uint8)) for name in names]
+            found = [as_bytes(self._stored[name][index]) for name in names]
             self._following[index] = found
         return found
 
@@ -140,19 +137,8 @@ class CompactProducer(Producer):
         if slot is None:
             return False
         if values.keys() != slot.keys():
-            missing, unknown = sorted(slot.keys() - values.keys()), sorted(values.keys() - slot.keys())
-            raise SchemaMismatchError(
-                f"ring {self._memory.name!r}: push() needs exactly the fields of the schema; missing {missing}, unknown "
-                f"{unknown}"
-            )
-        arrays = {name: np.asarray(values[name]) for name in slot}
-        for name, view in slot.items():
-            array = arrays[name]
-            if array.shape != view.shape or not np.can_cast(array.dtype, view.dtype, "same_kind"):
-                raise SchemaMismatchError(
-                    f"ring {self._memory.name!r}, field {name!r}: expected {view.dtype}{list(view.shape)}, got "
-                    f"{array.dtype}{list(array.shape)}; convert it before push()"
-                )
+            refuse_fields(self._memory.name, slot, values)
+        arrays = {name: check_field(self._memory.name, name, view, values[name]) for name, view in slot.items()}
         for name, view in slot.items():
             view[...] = arrays[name]
         self.commit(version=version, step=step)
@@ -199,9 +185,8 @@ class _Reader:
         self._metadata = build_metadata(memory.capacity, memory.data.toreadonly())
         # Address space only, until episodes begin.
         self._patched = {
-            name: np.empty((self._num_slots, *array.shape[1:]), array.dtype)
-            for name in layout.pairs
-            for array in (self._stored[layout.pairs[name]],)
+            name: np.empty((self._num_slots, *self._stored[following].shape[1:]), self._stored[following].dtype)
+            for name, following in layout.pairs.items()
         }
         self._spans: dict[tuple[int, int, bool], CompactSpan] = {}
 
@@ -216,7 +201,7 @@ class _Reader:
         return span
 
     def _make(self, start: int, num_slots: int, patched: bool) -> CompactSpan:
-        if len(self._spans) >= _MAX_SPANS:
+        if len(self._spans) >= MAX_SPANS:
             self._spans.clear()
         span = CompactSpan({}, self._metadata, start, start + num_slots)
         arrays: dict[str, Array] = {}

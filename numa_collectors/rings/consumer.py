@@ -53,7 +53,7 @@ from numa_collectors.rings.layout import (
 __all__ = ["Consumer", "Span", "wait_any"]
 
 _SLICE_S = 0.005
-_MAX_SPANS = 4096
+MAX_SPANS = 4096
 
 
 class Span(dict[str, Array]):
@@ -183,7 +183,7 @@ class Consumer(Endpoint):
     def _make_span(self, start: int, num_slots: int) -> Span:
         if num_slots < 1:
             raise ValueError(f"max_slots must be at least 1, got {num_slots}")
-        if len(self._spans) >= _MAX_SPANS:
+        if len(self._spans) >= MAX_SPANS:
             self._spans.clear()
         span = self._spans[start << 32 | num_slots] = Span(self._arrays, self._metadata, start, start + num_slots)
         return span

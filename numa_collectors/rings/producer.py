@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import is_, itemgetter, setitem
 from time import monotonic_ns
 from types import TracebackType
@@ -36,7 +36,7 @@ from numa_collectors.rings.layout import (
     build_arrays,
 )
 
-__all__ = ["Producer"]
+__all__ = ["Producer", "as_bytes", "check_field", "refuse_fields"]
 
 _META_BASE = HEADER_BYTES // 8
 
@@ -49,7 +49,7 @@ class _Slot:
     def __init__(self, arrays: Mapping[str, Array], metadata: memoryview, index: int) -> None:
         self.views: dict[str, Array] = {name: array[index, ...] for name, array in arrays.items()}
         self.arrays = list(self.views.values())
-        self.blocks = [_as_bytes(array) for array in self.arrays]
+        self.blocks = [as_bytes(array) for array in self.arrays]
         self.record = metadata[index * META_WORDS : (index + 1) * META_WORDS]
 
     def drop(self) -> None:
@@ -60,9 +60,30 @@ class _Slot:
         self.record.release()
 
 
-def _as_bytes(array: Array) -> memoryview:
+def as_bytes(array: Array) -> memoryview:
     """The bytes of a C-contiguous array.  Copying between two of these is a third of a numpy assignment's cost."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def refuse_fields(ring: str, expected: Iterable[str], values: Mapping[str, npt.ArrayLike]) -> NoReturn:
+    """Raise SchemaMismatchError: ``values`` are not exactly the ``expected`` fields."""
+    missing, unknown = sorted(set(expected) - set(values)), sorted(set(values) - set(expected))
+    raise SchemaMismatchError(
+        f"ring {ring!r}: push() needs exactly the fields of the schema; missing {missing}, unknown {unknown}"
+    )
+
+
+def check_field(ring: str, field: str, view: Array, value: npt.ArrayLike) -> Array:
+    """Return ``value`` as an array that can be copied into ``view``, or raise SchemaMismatchError."""
+    if type(value) is np.ndarray and value.dtype is view.dtype and value.shape == view.shape:
+        return value
+    array = np.asarray(value)
+    if array.shape != view.shape or not np.can_cast(array.dtype, view.dtype, "same_kind"):
+        raise SchemaMismatchError(
+            f"ring {ring!r}, field {field!r}: expected {view.dtype}{list(view.shape)}, got {array.dtype}"
+            f"{list(array.shape)}; convert it before push()"
+        )
+    return array
 
 
 def _pick_one(name: str) -> Callable[[Any], tuple[Any, ...]]:
@@ -199,11 +220,11 @@ class Producer(Endpoint):
                 return False
             slot = self._slots[self._index]
         if slot is None or len(values) != len(slot.arrays):
-            self._refuse(values)
+            refuse_fields(self._memory.name, self._memory.schema.names, values)
         try:
             arrays = self._pick(values)
         except KeyError:
-            self._refuse(values)
+            refuse_fields(self._memory.name, self._memory.schema.names, values)
         if self._sources and all(map(is_, arrays, self._checked)):
             any(map(setitem, slot.blocks, self._wholes, self._sources))  # runs through: setitem() returns None
         else:
@@ -216,10 +237,10 @@ class Producer(Endpoint):
         second time they are copied by their bytes from then on.
         """
         again = True
-        for view, value, checked in zip(slot.arrays, arrays, self._checked):  # noqa: B905 - strict costs a tenth of it all
+        for (name, view), value, checked in zip(slot.views.items(), arrays, self._checked, strict=True):
             if value is not checked:
                 again = False
-                value = self._check(view, value)
+                value = check_field(self._memory.name, name, view, value)
             view[...] = value
         if not again:
             self._checked = tuple(value if type(value) is np.ndarray else None for value in arrays)
@@ -227,28 +248,7 @@ class Producer(Endpoint):
             value.dtype == view.dtype and value.flags.c_contiguous
             for view, value in zip(slot.arrays, arrays, strict=True)
         )
-        self._sources = tuple(map(_as_bytes, arrays)) if exact else ()
-
-    def _refuse(self, values: Mapping[str, npt.ArrayLike]) -> NoReturn:
-        expected = set(self._memory.schema.names)
-        missing, unknown = sorted(expected - set(values)), sorted(set(values) - expected)
-        raise SchemaMismatchError(
-            f"ring {self._memory.name!r}: push() needs exactly the fields of the schema; missing {missing}, "
-            f"unknown {unknown}"
-        )
-
-    def _check(self, view: Array, value: npt.ArrayLike) -> Array:
-        if type(value) is np.ndarray and value.dtype is view.dtype and value.shape == view.shape:
-            return value
-        array = np.asarray(value)
-        if array.shape != view.shape or not np.can_cast(array.dtype, view.dtype, "same_kind"):
-            slot = self._current
-            name = next((name for name, array in slot.views.items() if array is view), "?") if slot else "?"
-            raise SchemaMismatchError(
-                f"ring {self._memory.name!r}, field {name!r}: expected {view.dtype}{list(view.shape)}, got {array.dtype}"
-                f"{list(array.shape)}; convert it before push()"
-            )
-        return array
+        self._sources = tuple(map(as_bytes, arrays)) if exact else ()
 
     def _check_open(self) -> None:
         state = self._words[W_STATE] & STOPS_PRODUCER

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from numa_collectors.checkpoint import RunLock
+from numa_collectors.checkpoint.lock import unwritable
 from numa_collectors.config import RunConfig
-from numa_collectors.errors import ConfigError, WorkerFailedError
+from numa_collectors.errors import WorkerFailedError
 from numa_collectors.trainer._ranks import Ranks
 
 __all__ = ["RunFiles", "RunResult", "RunStatus"]
@@ -80,10 +81,7 @@ class RunFiles:
             self._write("config.json", config.model_dump(mode="json"))
         except OSError as error:
             self._lock.release()
-            raise ConfigError(
-                f"run_dir: expected a directory that can be written, got {error.strerror} for {error.filename}; make room or "
-                "choose another run_dir"
-            ) from error
+            raise unwritable(self.run_dir, error) from error
         except BaseException:
             self._lock.release()
             raise
