@@ -1,11 +1,13 @@
 """One collector against two, and against motrix's own trainer: the figures that the users' criteria name.
 
-    python -m benchmarks.acceptance                     both cases, three rounds; writes docs/acceptance.json
-    python -m benchmarks.acceptance --case motrix       under four minutes on two quiet cores; --case mujoco: two
+    python -m benchmarks.acceptance                     all cases, three rounds; writes docs/acceptance.json
+    python -m benchmarks.acceptance --case motrix       about nine minutes on two quiet cores; the other cases: three each
 
 Cases: motrix's FastSAC on a pendulum whose every step costs processor time, by ``mxlab train`` with this library's trainer
-and with motrix's own; this library's FastSAC on a MuJoCo task.  The duty of the learner is light, so that what is measured
-is collecting: where there are no more cores than collectors, the learner has none of its own and takes its time from them.
+and with motrix's own; this library's FastSAC on a MuJoCo task; the same with a learner whose updates wait as for a device
+of its own (:mod:`benchmarks.waiting_learner`), at a fixed ratio of updates to data and without bounds.  The duty of the
+learner is light, so that what is measured is collecting: where there are no more cores than collectors, the learner has
+none of its own and takes its time from them.
 Every run is a process of its own; the arms take turns, round after round.  The figures are the TensorBoard tags of the
 criteria, which are the same for all, as means without the first fifth of a run; beside them stands the rate by the events'
 own clock.  Which process may run where, and how much it ran, is observed from outside.  Needs ``make convergence``'s
@@ -37,10 +39,14 @@ TAGS = ("perf/env_steps_per_s", "perf/updates_per_s", "perf/learn_pct")
 CLOCK = "env steps/s by the clock"
 GOAL = 1.8
 MOTRIX, MUJOCO = "pendulum-np", "HalfCheetah-v5"
-MOTRIX_ENVS, MUJOCO_ENVS = 64, 128
+DEVICE, FREE = f"{MUJOCO}, waiting learner", f"{MUJOCO}, waiting learner without bounds"
+CASES = {"motrix": (MOTRIX,), "mujoco": (MUJOCO,), "device": (DEVICE, FREE)}
+MOTRIX_ENVS, MUJOCO_ENVS = 256, 128
 # With so few updates an environment step the learner takes a twentieth of a CPU; both bounds alike keep it exact.
 MUJOCO_UTD = 1 / 2048
-# One small update for a step of all environments.
+# At this ratio one collector keeps a device that takes 20 ms for an update busy for a third to a half of the time.
+DEVICE_UTD, DEVICE_UPDATE_MS = 1 / 256, 20
+# One small update for a step of all environments: less than a twentieth of a CPU.
 SETTINGS = ("algo.agent.num_updates=1", "algo.agent.batch_size=64", f"num_envs={MOTRIX_ENVS}", "logging.interval=5")
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # A look costs some 10 ms of CPU time, which the run would miss.
@@ -104,10 +110,15 @@ def run_motrix(arm: Arm, options: argparse.Namespace) -> dict[str, Any]:
 
 def run_mujoco(arm: Arm, options: argparse.Namespace) -> dict[str, Any]:
     """Run our FastSAC on the MuJoCo task and return the figures of its event file."""
+    bounds = {MUJOCO: MUJOCO_UTD, DEVICE: DEVICE_UTD, FREE: None}[arm.task]
     with tempfile.TemporaryDirectory(prefix="acceptance-") as name:
-        command = [sys.executable, "-m", "examples.fastsac.train", "--task", arm.task, f"run_dir={name}/run"]
-        command += [f"num_collectors={arm.count}", f"total_env_steps={options.env_steps}", "num_updates=1"]
-        command += ["utd_mode=learner_bound", f"utd_min={MUJOCO_UTD}", f"utd_max={MUJOCO_UTD}"]
+        if arm.task == MUJOCO:
+            command = [sys.executable, "-m", "examples.fastsac.train", "--task", MUJOCO]
+        else:
+            command = [sys.executable, "-m", "benchmarks.waiting_learner", f"--update-ms={DEVICE_UPDATE_MS}"]
+        command += [f"run_dir={name}/run", f"num_collectors={arm.count}", f"total_env_steps={options.env_steps}"]
+        command += ["num_updates=1", "utd_mode=learner_bound"]
+        command += [f"utd_min={bounds}", f"utd_max={bounds}"] if bounds is not None else []
         command += [f"num_envs={MUJOCO_ENVS}", "log_interval_s=0.5", "console=quiet", "oversubscribe=true"]
         command += ["learner_device=cpu", "collector_inference_device=cpu", "cpus_per_collector=1"]
         cores = watched(command, ROOT, {**os.environ, **THREADS})
@@ -146,7 +157,7 @@ def ratios(samples: Samples, one: Arm, other: Arm, tag: str) -> list[float]:
 
 def comparisons(samples: Samples) -> Iterator[Comparison]:
     """Compare 2 collectors with 1, and ours with motrix's, in each figure."""
-    for task in (MOTRIX, MUJOCO):
+    for task in (MOTRIX, MUJOCO, DEVICE, FREE):
         one, two = Arm(task, "ours", 1), Arm(task, "ours", 2)
         if two.name not in samples:
             continue
@@ -171,8 +182,8 @@ def remarks(num_cpus: int) -> Iterator[str]:
             "leaves, with two it has none of its own and takes its time from theirs"
         )
     yield (
-        "the learner had no device of its own: whether updates/s hold where it has one was not measured; at a fixed ratio of "
-        "updates to data they follow the environments"
+        "no learner had a device of its own: the one that waits stands in for it, and learns nothing; at a fixed ratio of "
+        "updates to data updates/s follow the environments, without bounds they are the learner's own"
     )
 
 
@@ -202,17 +213,20 @@ def measure(arms: Sequence[Arm], options: argparse.Namespace) -> dict[str, list[
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.acceptance")
-    parser.add_argument("--case", choices=("motrix", "mujoco", "both"), default="both")
+    parser.add_argument("--case", choices=tuple(CASES), help="left out: all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=80, help="of the motrix runs, 64 environment steps each")
-    parser.add_argument("--step-ms", type=float, default=150.0, help="processor time of a step of all 64 environments")
-    parser.add_argument("--env-steps", type=int, default=80_000, help="of the MuJoCo runs")
+    parser.add_argument("--iterations", type=int, default=80, help=f"of motrix's runs, {MOTRIX_ENVS} env steps each")
+    parser.add_argument("--step-ms", type=float, default=600.0, help=f"processor time of a step of all {MOTRIX_ENVS}")
+    parser.add_argument("--env-steps", type=int, default=120_000, help="of the MuJoCo runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "acceptance.json")
     options = parser.parse_args(argv)
-    arms = (
-        [Arm(MOTRIX, who, count) for count in (1, 2) for who in ("ours", "motrix")] if options.case != "mujoco" else []
-    )
-    arms += [Arm(MUJOCO, "ours", count) for count in (1, 2)] if options.case != "motrix" else []
+    tasks = CASES[options.case] if options.case else [task for case in CASES.values() for task in case]
+    arms = [
+        Arm(task, who, count)
+        for task in tasks
+        for count in (1, 2)
+        for who in (("ours", "motrix") if task == MOTRIX else ("ours",))
+    ]
     machine = facts()
     samples = measure(arms, options)
     notes = [*remarks(len(os.sched_getaffinity(0))), f"load average at the end: {os.getloadavg()[0]:.1f}"]

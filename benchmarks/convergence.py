@@ -52,7 +52,7 @@ class Mode:
 MODES = {
     "sync": Mode("synchronous (inline)", num_collectors=1, inline=True),
     "strict-2": Mode("strict, 2 collectors"),
-    "strict-2-lead-1": Mode("strict, 2 collectors, max_lead_slots=1", lead_slots=1),
+    "strict-2-lead-4": Mode("strict, 2 collectors, max_lead_slots=4", lead_slots=4),
     "bound-2": Mode("learner_bound with strict's ratio as utd_min, 2 collectors", learner_bound=True, bounded=True),
     "slow-2": Mode(
         "learner_bound, 2 collectors, 300 iterations of environments slowed to 200 ms a step",
@@ -66,11 +66,16 @@ PLAN: Mapping[str, Mapping[str, Sequence[int]]] = {
     MOTRIX: {
         "sync": range(1, 8),
         "strict-2": range(1, 8),
-        "strict-2-lead-1": (1, 2),
+        "strict-2-lead-4": range(1, 8),
         "bound-2": (1, 2),
         "slow-2": (1,),
     },
-    "InvertedDoublePendulum-v5": {"sync": range(1, 6), "strict-2": range(1, 6), "bound-2": (1,)},
+    "InvertedDoublePendulum-v5": {
+        "sync": range(1, 6),
+        "strict-2": range(1, 6),
+        "strict-2-lead-4": range(1, 6),
+        "bound-2": (1,),
+    },
     "InvertedPendulum-v5": {"strict-2": (1, 2)},
 }
 """The seeds of every mode of every task."""
@@ -148,6 +153,8 @@ def run_mujoco(case: str, mode: Mode, seed: int, directory: Path) -> dict[str, A
     changes: dict[str, Any] = {"seed": seed, "num_collectors": mode.num_collectors, "inline": mode.inline}
     changes |= {"run_dir": directory / "run", "console": "quiet", "learner_device": "cpu"}
     changes |= {"collector_inference_device": "cpu", "tensorboard": False}
+    if mode.lead_slots is not None:
+        changes["max_lead_slots"] = mode.lead_slots
     config = load_config({**task.run, **changes}, env={})
     if mode.learner_bound:
         ratio = config.num_updates / config.num_envs if mode.bounded else None

@@ -86,7 +86,7 @@ class RingArm(Arm):
 
     def open_producer(self) -> None:
         self.producer = self.ring.producer()
-        self.source = self.values()
+        self.source = self.producer.source(self.values())
 
     def open_consumer(self) -> None:
         self.consumer = self.ring.consumer()

@@ -13,7 +13,7 @@ from numa_collectors.errors import ConfigError
 
 __all__ = ["SECTIONS", "RunConfig"]
 
-STRICT_LEAD_SLOTS = 4
+STRICT_LEAD_SLOTS = 1
 
 
 def _number(value: object) -> object:
@@ -125,7 +125,7 @@ class RunConfig(BaseModel):
     ring_layout: Literal["plain", "compact"] = "plain"
     """`compact` stores each observation once: about half the bytes where `obs` and `next_obs` are most of a slot."""
     max_lead_slots: Count | None = None
-    """Slots by which a collector may lead the learner; left out, 4 with `strict`, the ring's capacity otherwise."""
+    """Slots by which a collector may lead the learner; left out, 1 with `strict`, the ring's capacity otherwise."""
     max_ingest_per_iter: Count = 8
     """Most slots taken from one ring in one round of the learner; with `strict` it takes them one by one."""
     check_finite: bool = True
@@ -260,7 +260,7 @@ class RunConfig(BaseModel):
             return self.max_lead_slots
         if self.utd_mode == "learner_bound":
             return self.ring_capacity
-        return min(STRICT_LEAD_SLOTS, self.ring_capacity or STRICT_LEAD_SLOTS)
+        return STRICT_LEAD_SLOTS
 
     def envs_of(self, rank: int) -> int:
         """Return the number of environments of collector ``rank``; the first collectors take the remainder."""

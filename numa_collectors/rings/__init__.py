@@ -35,7 +35,7 @@ from numa_collectors.rings._compact_ends import CompactSpan
 from numa_collectors.rings._compact_layout import observation_pairs
 from numa_collectors.rings.compact import CompactRing
 from numa_collectors.rings.consumer import Consumer, Span, wait_any
-from numa_collectors.rings.producer import Producer
+from numa_collectors.rings.producer import Producer, Source
 from numa_collectors.rings.ring import TransitionRing
 from numa_collectors.rings.schema import Field, Schema
 
@@ -47,6 +47,7 @@ __all__ = [
     "Field",
     "Producer",
     "Schema",
+    "Source",
     "Span",
     "TransitionRing",
     "observation_pairs",

@@ -111,6 +111,7 @@ class CompactProducer(Producer):
     def __init__(self, memory: RingMemory, layout: CompactLayout, generation: int = 0) -> None:
         super().__init__(memory, generation)
         self._writer = _Writer(memory, layout, self.committed)
+        self._fields = layout.schema
         self._reserved = False
 
     def try_reserve(self) -> Mapping[str, Array] | None:

@@ -232,8 +232,8 @@ def test_total_is_rounded_up_to_whole_slots() -> None:
 
 
 def test_lead() -> None:
-    assert RunConfig().effective_lead_slots == 4
-    assert RunConfig(ring_capacity=2).effective_lead_slots == 2
+    assert RunConfig().effective_lead_slots == 1
+    assert RunConfig(ring_capacity=2).effective_lead_slots == 1
     assert RunConfig(max_lead_slots=9).effective_lead_slots == 9
     assert RunConfig(utd_mode="learner_bound").effective_lead_slots == 64
     assert RunConfig(utd_mode="learner_bound", ring_capacity=None, ring_max_bytes=1).effective_lead_slots is None

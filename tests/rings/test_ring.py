@@ -10,16 +10,18 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from numa_collectors import _futex
-from numa_collectors.errors import NumaCollectorsError, PeerLostError, RingClosedError
-from numa_collectors.rings import Consumer, Field, Producer, Schema, TransitionRing, wait_any
+from numa_collectors.errors import NumaCollectorsError, PeerLostError, RingClosedError, SchemaMismatchError
+from numa_collectors.rings import CompactRing, Consumer, Field, Producer, Schema, TransitionRing, wait_any
 from numa_collectors.rings import consumer as consumer_module
 from numa_collectors.rings import endpoint as endpoint_module
 from numa_collectors.rings.layout import W_CONSUMER_ASLEEP, W_PRODUCER_ASLEEP
+from numa_collectors.testing.ring import PLANTED_SCHEMA, check_planted, plant, planted
 
 SMALL = Schema([Field("x", "int64")])
 SOON_S = 20.0
@@ -191,7 +193,7 @@ def test_arrays_pushed_again_and_again_arrive_as_they_are_at_each_push() -> None
         done, half = np.zeros(2, bool), np.zeros((), np.float16)
         number = 0
         for x in (exact, cast, strided, exact):
-            for _ in range(4):  # checked, recognised, then copied by their bytes where that is the same
+            for _ in range(4):
                 number += 1
                 x[...] = np.arange(6).reshape(2, 3) + number
                 done[...] = (number % 2 == 0, number % 3 == 0)
@@ -205,6 +207,47 @@ def test_arrays_pushed_again_and_again_arrive_as_they_are_at_each_push() -> None
         np.testing.assert_array_equal(span["x"], numbers[:, None, None] + np.arange(6).reshape(2, 3))
         np.testing.assert_array_equal(span["done"], np.stack([numbers % 2 == 0, numbers % 3 == 0], axis=1))
         np.testing.assert_array_equal(span["half"], numbers / 4)
+
+
+@pytest.mark.parametrize("ring_type", [TransitionRing, CompactRing])
+def test_a_source_arrives_as_it_is_at_each_push_whoever_it_was_made_for(ring_type: type[TransitionRing]) -> None:
+    with ring_type.create(PLANTED_SCHEMA, capacity=3) as ring, ring_type.create(PLANTED_SCHEMA, capacity=2) as other:
+        producer, consumer = ring.producer(), ring.consumer()
+        arrays = planted(0)
+        reordered = {name: arrays[name] for name in reversed(arrays)}
+        sources = [producer.source(reordered), other.producer().source(arrays), arrays]
+        for index in range(11):  # several laps, so that every source has met every slot
+            plant(arrays, index)
+            assert producer.push(sources[index % 3], version=index // 7, step=index, timeout_s=0)
+            plant(arrays, 999)
+            span = consumer.peek()
+            check_planted(span, index)
+            consumer.release(1)
+        assert dict(producer.source(arrays)).keys() == arrays.keys()
+        assert producer.source(arrays)["obs"] is arrays["obs"]
+
+
+@pytest.mark.parametrize("ring_type", [TransitionRing, CompactRing])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"obs": None}, r"missing \['obs'\], unknown \[\]"),
+        ({"extra": np.zeros(1)}, r"missing \[\], unknown \['extra'\]"),
+        ({"obs": np.zeros(16, np.float32)}, r"'obs': a source needs a numpy array float32\[17\], got float32\[16\]"),
+        ({"obs": np.zeros(17)}, r"'obs': a source needs a numpy array float32\[17\], got float64\[17\]"),
+        ({"obs": [0.0] * 17}, r"'obs': a source needs a numpy array float32\[17\], got list"),
+        (
+            {"frame": np.zeros((13, 5), np.uint8).T},
+            r"'frame': a source needs a C-contiguous array, got strides \(1, 5\)",
+        ),
+    ],
+)
+def test_a_source_that_cannot_be_copied_by_its_bytes_is_refused(
+    ring_type: type[TransitionRing], change: dict[str, Any], message: str
+) -> None:
+    values = {name: value for name, value in {**planted(0), **change}.items() if value is not None}
+    with ring_type.create(PLANTED_SCHEMA, capacity=2) as ring, pytest.raises(SchemaMismatchError, match=message):
+        ring.producer().source(values)
 
 
 def test_metadata_travel_with_the_slot() -> None:
