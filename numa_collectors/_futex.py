@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 __all__ = [
     "FENCE_AVAILABLE",
@@ -243,12 +244,13 @@ def make_fence() -> tuple[Callable[[], object], Callable[[], object]]:
 
     Two, because calling a lock's own methods costs a third of a ``with`` statement.  One pair per endpoint and used
     by one thread at a time, so that the lock behind it is never contended: an acquisition that fails need not execute
-    the atomic instruction.
+    the atomic instruction.  It never waits: an exception between the two, as of Ctrl-C, leaves the lock taken, and the next
+    acquisition must not wait for itself; the release behind it executes the instruction in any case.
     """
     require_fence("a fence")
     if STORE_ORDER_STRONG:
         lock = threading.Lock()
-        return lock.acquire, lock.release
+        return partial(lock.acquire, False), lock.release
     return _membarrier, _nothing
 
 

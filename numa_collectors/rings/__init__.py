@@ -5,6 +5,8 @@ Guarantees
       producer wait.
     * A process that is killed at any point holds nothing that the other side waits for.  Committed slots survive it,
       a slot reserved and not committed is never delivered, and a successor goes on at the cursor.
+    * An exception between any two instructions of an end, as of Ctrl-C in a notebook, leaves a slot committed or not and
+      slots released or not; the end can be used on.
     * No wake-up is lost: whoever sleeps said so, fenced and looked again before; whoever publishes fences before
       asking.
 

@@ -112,12 +112,16 @@ class CompactProducer(Producer):
         super().__init__(memory, generation)
         self._writer = _Writer(memory, layout, self.committed)
         self._fields = layout.schema
-        self._reserved = False
 
     def try_reserve(self) -> Mapping[str, Array] | None:
         """As :meth:`Producer.try_reserve`; None also while the side area could not take all rows of a slot."""
-        self._reserved = super().try_reserve() is not None and self._writer.has_room(self.committed)
-        return self._writer.views(self.committed) if self._reserved else None
+        committed = self.committed
+        if super().try_reserve() is None:
+            return None
+        if not self._writer.has_room(committed):
+            self._reserved = -1
+            return None
+        return self._writer.views(committed)
 
     def _has_space(self) -> bool:
         if not super()._has_space():
@@ -125,10 +129,10 @@ class CompactProducer(Producer):
         return self._writer.has_room(self.committed) or bool(self._words[W_STATE] & STOPS_PRODUCER)
 
     def commit(self, *, version: int = 0, step: int = 0) -> None:
-        if not self._reserved:
-            raise RuntimeError(f"ring {self._memory.name!r}: commit() without a slot from try_reserve() or reserve()")
-        self._writer.store(self.committed)
-        self._reserved = False
+        committed = self.committed
+        if self._reserved != committed:
+            self._refuse_commit()
+        self._writer.store(committed)
         super().commit(version=version, step=step)
 
     def push(

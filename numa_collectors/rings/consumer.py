@@ -113,9 +113,14 @@ class Span(dict[str, Array]):
 
 
 class Consumer(Endpoint):
-    """Reads slots where they lie.  Obtained from :meth:`TransitionRing.consumer`; begins at the released cursor."""
+    """Reads slots where they lie.  Obtained from :meth:`TransitionRing.consumer`; begins at the released cursor.
+
+    The released cursor in shared memory is the only record of how far it is: an exception between any two instructions, as of
+    Ctrl-C, leaves slots released or not, and the consumer fit to go on.
+    """
 
     _side = "consumer"
+    _cursor = W_RELEASED
     _claim = W_CONSUMER_CLAIM
     _asleep = W_CONSUMER_ASLEEP
     _peer_asleep = W_PRODUCER_ASLEEP
@@ -127,9 +132,7 @@ class Consumer(Endpoint):
         self._data[B_CONSUMER_CLOSED] = 0
         self._data[B_CONSUMER_LOST] = 0
         self._capacity = memory.capacity
-        self._released: int = self._words[W_RELEASED]
         self._committed: int = self._words[W_COMMITTED]
-        self._start = self._released % self._capacity
         readonly = memory.data.toreadonly()
         self._arrays = build_arrays(memory.schema, memory.capacity, readonly)
         self._metadata = build_metadata(memory.capacity, readonly)
@@ -137,7 +140,6 @@ class Consumer(Endpoint):
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._committed = self._released
         self._drop_spans()
 
     @property
@@ -148,12 +150,12 @@ class Consumer(Endpoint):
     @property
     def fill(self) -> int:
         """Committed slots that are not released."""
-        return int(self._words[W_COMMITTED]) - self._released
+        return int(self._words[W_COMMITTED] - self._words[W_RELEASED])
 
     @property
     def released(self) -> int:
         """Slots released since the ring was made."""
-        return self._released
+        return self._position()
 
     def peek(self, max_slots: int | None = None) -> Span | None:
         """The longest contiguous run of committed slots, at most ``max_slots``; None when there is none.
@@ -162,17 +164,19 @@ class Consumer(Endpoint):
         the same slots.  A closed or lost producer's slots are still delivered; then this stays None and
         :attr:`closed` is True.
         """
-        available = self._committed - self._released
+        words = self._words
+        released = words[W_RELEASED]
+        available = self._committed - released
         if max_slots is None or available < max_slots:
-            self._committed = self._words[W_COMMITTED]
+            self._committed = words[W_COMMITTED]
             if not STORE_ORDER_STRONG:
                 # Data must be read after the cursor that covers them.
                 self._begin_fence()
                 self._end_fence()
-            available = self._committed - self._released
+            available = self._committed - released
             if available == 0:
                 return None
-        start = self._start
+        start = released % self._capacity
         if available > self._capacity - start:
             available = self._capacity - start
         if max_slots is not None and available > max_slots:
@@ -197,20 +201,17 @@ class Consumer(Endpoint):
 
     def release(self, num_slots: int) -> None:
         """Give the oldest ``num_slots`` slots back to the producer; their views must not be read after this."""
-        if not 0 <= num_slots <= self._committed - self._released:
+        words = self._words
+        released = words[W_RELEASED]
+        if not 0 <= num_slots <= self._committed - released:
             raise ValueError(
-                f"ring {self._memory.name!r}: release({num_slots}), but "
-                f"{self._committed - self._released} slots were peeked"
+                f"ring {self._memory.name!r}: release({num_slots}), but {self._committed - released} slots were peeked"
             )
         if not STORE_ORDER_STRONG:
             # Our reads of the slots must be done before the producer may write there.
             self._begin_fence()
             self._end_fence()
-        released = self._released = self._released + num_slots
-        start = self._start + num_slots
-        self._start = start if start < self._capacity else start % self._capacity
-        words = self._words
-        words[W_RELEASED] = released
+        words[W_RELEASED] = released + num_slots
         # Release before asking whether the producer sleeps: a store before a load needs a full fence everywhere.
         self._begin_fence()
         self._end_fence()
@@ -219,7 +220,8 @@ class Consumer(Endpoint):
 
     def has_slots_or_ended(self) -> bool:
         """Whether waiting any longer is pointless: there are slots, or none will ever come."""
-        return bool(self._words[W_COMMITTED] != self._released or self._words[W_STATE] & STOPS_CONSUMER)
+        words = self._words
+        return bool(words[W_COMMITTED] != words[W_RELEASED] or words[W_STATE] & STOPS_CONSUMER)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait up to ``timeout_s`` seconds (None: without limit) for a slot; False when none came in time.
@@ -227,7 +229,7 @@ class Consumer(Endpoint):
         When none will ever come: RingClosedError after an orderly close, PeerLostError when the producer was declared
         dead.
         """
-        if self._words[W_COMMITTED] != self._released:
+        if self._words[W_COMMITTED] != self._words[W_RELEASED]:
             return True
         if not self._sleep_until(self.has_slots_or_ended, timeout_s):
             return False
@@ -242,7 +244,7 @@ class Consumer(Endpoint):
             return False
         # The last slots were committed before the end was said; look for them only after having seen it.
         full_fence()
-        return bool(self._words[W_COMMITTED] == self._released)
+        return bool(self._words[W_COMMITTED] == self._words[W_RELEASED])
 
     @property
     def closed(self) -> bool:

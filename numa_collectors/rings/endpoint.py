@@ -111,6 +111,7 @@ class Endpoint:
     """One end of a ring.  Belongs to one thread of one process; refused in a forked child."""
 
     _side = "end"
+    _cursor = 0
     _claim = 0
     _asleep = 0
     _peer_asleep = 0
@@ -121,6 +122,7 @@ class Endpoint:
         self._words: Any = memory.words
         self._begin_fence, self._end_fence = make_fence()
         self._open = True
+        self._last_position = 0
         self._acquire_claim(generation)
         guard_fork(self)
 
@@ -137,7 +139,12 @@ class Endpoint:
         # again.
         self._memory.wake(self._peer_asleep)
 
+    def _position(self) -> int:
+        """This end's cursor; what it was where the memory is gone."""
+        return int(self._words[self._cursor]) if self._open else self._last_position
+
     def _after_fork(self) -> None:
+        self._last_position = self._position()
         self._words = Gone(
             f"this {self._side} of ring {self._memory.name!r} belongs to the parent process; a ring's ends do not "
             "survive fork, start processes by spawn and open the end there"
@@ -163,6 +170,7 @@ class Endpoint:
 
     def _let_go(self) -> None:
         """Give up the claim and forget the memory."""
+        self._last_position = self._position()
         self._words[self._claim + C_LIVE] = 0
         self._words = Gone(f"this {self._side} of ring {self._memory.name!r} is closed")
         self._open = False

@@ -132,11 +132,15 @@ class Source(Mapping[str, Array]):
 class Producer(Endpoint):
     """Writes slots, in place or by copying.
 
+    The committed cursor in shared memory is the only record of how far it is: an exception between any two instructions, as
+    of Ctrl-C, leaves a slot committed or not, and the producer fit to go on.
+
     Obtained from :meth:`TransitionRing.producer`.  ``generation`` must be higher than every predecessor's; writing
     goes on at the committed cursor, so a slot that a predecessor had reserved and not committed is written anew.
     """
 
     _side = "producer"
+    _cursor = W_COMMITTED
     _claim = W_PRODUCER_CLAIM
     _asleep = W_PRODUCER_ASLEEP
     _peer_asleep = W_CONSUMER_ASLEEP
@@ -158,10 +162,8 @@ class Producer(Endpoint):
         self._generation = generation
         self._capacity = memory.capacity
         self._limit = memory.limit
-        self._committed: int = self._words[W_COMMITTED]
         self._released: int = self._words[W_RELEASED]
-        self._index = self._committed % self._capacity
-        self._current: _Slot | None = None
+        self._reserved = -1
         self._arrays = build_arrays(memory.schema, memory.capacity, memory.data)
         self._slots: list[_Slot | None] = [None] * memory.capacity
         self._fields = memory.schema
@@ -169,7 +171,7 @@ class Producer(Endpoint):
     @property
     def committed(self) -> int:
         """Slots committed since the ring was made, predecessors' included."""
-        return self._committed
+        return self._position()
 
     @property
     def generation(self) -> int:
@@ -185,19 +187,21 @@ class Producer(Endpoint):
         words = self._words
         if words[W_STATE]:
             self._check_open()
-        if self._committed - self._released >= self._limit:
+        committed = words[W_COMMITTED]
+        if committed - self._released >= self._limit:
             self._released = words[W_RELEASED]
             # No fence: the writes into the slot depend on this branch, and no CPU stores before a branch is decided.
-            if self._committed - self._released >= self._limit:
+            if committed - self._released >= self._limit:
                 return None
-        slot = self._slots[self._index] or self._make_slot()
-        self._current = slot
+        index = committed % self._capacity
+        slot = self._slots[index] or self._make_slot(index)
+        self._reserved = committed
         return slot.views
 
-    def _make_slot(self) -> _Slot:
-        slot = _Slot(self._arrays, self._words[_META_BASE:], self._index)
+    def _make_slot(self, index: int) -> _Slot:
+        slot = _Slot(self._arrays, self._words[_META_BASE:], index)
         slot.record[M_GENERATION] = self._generation
-        self._slots[self._index] = slot
+        self._slots[index] = slot
         return slot
 
     def reserve(self, timeout_s: float | None = None) -> Mapping[str, Array] | None:
@@ -210,15 +214,21 @@ class Producer(Endpoint):
         return self.try_reserve()
 
     def _has_space(self) -> bool:
-        return bool(self._committed - self._words[W_RELEASED] < self._limit or self._words[W_STATE] & STOPS_PRODUCER)
+        words = self._words
+        return bool(words[W_COMMITTED] - words[W_RELEASED] < self._limit or words[W_STATE] & STOPS_PRODUCER)
 
     def commit(self, *, version: int = 0, step: int = 0) -> None:
         """Publish the reserved slot with the weight ``version`` that acted and the collector's ``step``."""
-        if self._current is None:
-            raise RuntimeError(f"ring {self._memory.name!r}: commit() without a slot from try_reserve() or reserve()")
-        self._publish(self._current, version, step)
+        committed = self._words[W_COMMITTED]
+        slot = self._slots[committed % self._capacity]
+        if slot is None or self._reserved != committed:
+            self._refuse_commit()
+        self._publish(slot, committed, version, step)
 
-    def _publish(self, slot: _Slot, version: int, step: int) -> None:
+    def _refuse_commit(self) -> NoReturn:
+        raise RuntimeError(f"ring {self._memory.name!r}: commit() without a slot from try_reserve() or reserve()")
+
+    def _publish(self, slot: _Slot, committed: int, version: int, step: int) -> None:
         record = slot.record
         record[M_VERSION] = version
         record[M_STEP] = step
@@ -226,12 +236,8 @@ class Producer(Endpoint):
         if not STORE_ORDER_STRONG:
             self._begin_fence()
             self._end_fence()
-        self._current = None
-        committed = self._committed = self._committed + 1
-        index = self._index + 1
-        self._index = index if index < self._capacity else 0
         words = self._words
-        words[W_COMMITTED] = committed
+        words[W_COMMITTED] = committed + 1
         # Publish before asking whether anybody sleeps: a store before a load, which x86-64 too reorders without a
         # fence.
         self._begin_fence()
@@ -248,18 +254,21 @@ class Producer(Endpoint):
         missing or unknown field, another shape, or a dtype that does not cast safely or within its kind raises
         SchemaMismatchError and commits nothing.
         """
-        slot = self._slots[self._index]
+        words = self._words
+        committed = words[W_COMMITTED]
+        index = committed % self._capacity
+        slot = self._slots[index]
         # What try_reserve() does, without the call where the slot is known and the ring looks neither full nor ended.
-        if slot is None or self._committed - self._released >= self._limit or self._words[W_STATE]:
+        if slot is None or committed - self._released >= self._limit or words[W_STATE]:
             if self.reserve(timeout_s) is None:
                 return False
-            slot = self._slots[self._index] or self._make_slot()
+            slot = self._slots[index] or self._make_slot(index)
         if type(values) is Source and values._owner is self:
-            for destination, block in values._copies[self._index] or values._pair(self._index, slot):
+            for destination, block in values._copies[index] or values._pair(index, slot):
                 destination[:] = block
         else:
             self._copy(slot, values)
-        self._publish(slot, version, step)
+        self._publish(slot, committed, version, step)
         return True
 
     def source(self, values: Mapping[str, Array]) -> Source:
@@ -305,7 +314,6 @@ class Producer(Endpoint):
         for slot in self._slots:
             if slot is not None:
                 slot.drop()
-        self._current = None
         self._arrays = {}
         self._data.release()
 

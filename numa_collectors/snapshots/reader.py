@@ -43,15 +43,16 @@ class SnapshotReader:
         self._memory = memory
         self._words = memory.words
         self._open = True
-        self._seen: int = -1 << SLOT_BITS
         readonly = memory.data.toreadonly()
         self._slots = [
             np.frombuffer(readonly, np.uint8, memory.spec.nbytes, slot_offset(memory.spec, slot))
             for slot in range(NUM_SLOTS)
         ]
         buffers = [_private_buffer(memory.spec) for _ in range(2)]
-        self._loaded, self._spare = [(buffer, memory.spec.views(buffer)) for buffer in buffers]
-        self._version = -1
+        loaded, spare = [(buffer, memory.spec.views(buffer)) for buffer in buffers]
+        # What was LATEST, its weights, and the spare memory.  One attribute: an exception between any two instructions, as of
+        # Ctrl-C, finds all of them before a load or all of them after it.
+        self._state = (-1 << SLOT_BITS, loaded, spare)
         self.num_retries = 0
         """Copies that were thrown away because the publisher had come round to the slot, since construction."""
 
@@ -63,7 +64,7 @@ class SnapshotReader:
     @property
     def version(self) -> int:
         """The version in :attr:`weights`, -1 before the first."""
-        return self._version
+        return self._state[0] >> SLOT_BITS
 
     @property
     def weights(self) -> Mapping[str, Array]:
@@ -72,9 +73,9 @@ class SnapshotReader:
         Arrays stay as they are until the second load after theirs.  bfloat16 and float8 tensors are unsigned integers
         of the same size; the spec has their dtype.
         """
-        if self._version < 0:
+        if self.version < 0:
             raise NumaCollectorsError(f"snapshot {self._memory.name!r}: no version is loaded yet; poll() first")
-        return self._loaded[1]
+        return self._state[1][1]
 
     def poll(self) -> int | None:
         """Load the newest version if it is not loaded yet; returns it, or None when there is nothing new.
@@ -84,27 +85,26 @@ class SnapshotReader:
         """
         words = self._words
         latest = words[W_LATEST]
-        if latest == self._seen:
+        seen, loaded, spare = self._state
+        if latest == seen:
             return None
         for _ in range(MAX_RETRIES):
             slot = latest & _SLOT_MASK
             version = latest >> SLOT_BITS
             counter = counter_word(slot)
-            if words[counter] == 2 * version + 2 and self._copy(slot, counter, 2 * version + 2):
-                self._loaded, self._spare = self._spare, self._loaded
-                self._seen = latest
-                self._version = version
+            if words[counter] == 2 * version + 2 and self._copy(slot, spare[0], counter, 2 * version + 2):
+                self._state = (int(latest), spare, loaded)
                 return int(version)
             self.num_retries += 1
             latest = words[W_LATEST]
         return None
 
-    def _copy(self, slot: int, counter: int, expected: int) -> bool:
+    def _copy(self, slot: int, target: Array, counter: int, expected: int) -> bool:
         """Copy a slot; True when nobody began to write it meanwhile."""
         if not STORE_ORDER_STRONG:
             # The data must be read after the counter that covers them, and the counter read again after the data.
             full_fence()
-        self._spare[0][...] = self._slots[slot]
+        target[...] = self._slots[slot]
         if not STORE_ORDER_STRONG:
             full_fence()
         return bool(self._words[counter] == expected)
