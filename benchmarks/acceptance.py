@@ -8,10 +8,10 @@ and with motrix's own; this library's FastSAC on a MuJoCo task; the same with a 
 of its own (:mod:`benchmarks.waiting_learner`), at a fixed ratio of updates to data and without bounds.  The duty of the
 learner is light, so that what is measured is collecting: where there are no more cores than collectors, the learner has
 none of its own and takes its time from them.
-Every run is a process of its own; the arms take turns, round after round.  The figures are the TensorBoard tags of the
-criteria, which are the same for all, as means without the first fifth of a run; beside them stands the rate by the events'
-own clock.  Which process may run where, and how much it ran, is observed from outside.  Needs ``make convergence``'s
-environment.
+Every run is a process of its own; the arms take turns, round after round. The figures are the TensorBoard tags of the
+criteria, which are the same for all, as means over time without the first fifth of a run; beside them stands the rate by the
+events' own clock, and what a second process adds here where nothing is shared (:mod:`benchmarks.ceiling`). Which process may
+run where, and how much it ran, is observed from outside. Needs ``make convergence``'s environment.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import mul
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ceiling import Ceiling
 from benchmarks.comparing import Comparison, CpuMeter, node_remark
 from benchmarks.transport import facts
 from numa_collectors.topo import Topology
@@ -128,7 +131,10 @@ def run_mujoco(arm: Arm, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def figures(directory: Path, steps_per_unit: int) -> dict[str, float]:
-    """Return the mean of each tag, and the rate by the events' own clock, over the last four fifths of the run."""
+    """Return each tag's mean over time, and the rate by the events' own clock, over the last four fifths of the run.
+
+    Each point stands for the time since the one before: the last one of a run is of a shorter interval.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0})
@@ -137,11 +143,12 @@ def figures(directory: Path, steps_per_unit: int) -> dict[str, float]:
     for tag in TAGS:
         points = accumulator.Scalars(tag)
         points = points[len(points) // 5 :]
-        if len(points) < 3:
+        if len(points) < 4:
             raise RuntimeError(
-                f"{tag}: expected at least 3 points after the warm-up, got {len(points)}: run for longer"
+                f"{tag}: expected at least 4 points after the warm-up, got {len(points)}: run for longer"
             )
-        found[tag] = statistics.fmean(point.value for point in points)
+        seconds = [point.wall_time - before.wall_time for before, point in pairwise(points)]
+        found[tag] = sum(map(mul, (point.value for point in points[1:]), seconds)) / sum(seconds)
         if tag == TAGS[0]:
             span_s = points[-1].wall_time - points[0].wall_time
             found[CLOCK] = (points[-1].step - points[0].step) * steps_per_unit / span_s
@@ -157,8 +164,10 @@ def ratios(samples: Samples, one: Arm, other: Arm, tag: str) -> list[float]:
     return [float(a[tag]) / float(b[tag]) for a, b in pairs if b[tag]]
 
 
-def comparisons(samples: Samples) -> Iterator[Comparison]:
+def comparisons(samples: Samples, ceilings: Sequence[float]) -> Iterator[Comparison]:
     """Compare 2 collectors with 1, and ours with motrix's, in each figure."""
+    if ceilings:
+        yield Comparison(f"{MUJOCO}: steps/s, 2 processes that share nothing over 1", ceilings)
     for task in (MOTRIX, MUJOCO, DEVICE, FREE):
         one, two = Arm(task, "ours", 1), Arm(task, "ours", 2)
         if two.name not in samples:
@@ -203,14 +212,19 @@ def report(samples: Samples) -> Iterator[str]:
         yield f"- {name}: {used}"
 
 
-def measure(arms: Sequence[Arm], options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def measure(arms: Sequence[Arm], options: argparse.Namespace) -> tuple[dict[str, list[dict[str, Any]]], list[float]]:
+    """Return the samples of every arm, and the ratios of processes that share nothing, taken before each MuJoCo arm."""
     samples: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
+    ceilings = []
     for number in range(options.rounds):
         for arm in arms:
+            if arm.task != MOTRIX:
+                with Ceiling(MUJOCO) as ceiling:
+                    ceilings.append(ceiling.ratio())
             run: Callable[[Arm, argparse.Namespace], dict[str, Any]] = run_motrix if arm.task == MOTRIX else run_mujoco
             samples[arm.name].append(run(arm, options))
             print(f"round {number + 1}, {arm.name}: {samples[arm.name][-1]}", flush=True)
-    return samples
+    return samples, ceilings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -230,9 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for who in (("ours", "motrix") if task == MOTRIX else ("ours",))
     ]
     machine = facts()
-    samples = measure(arms, options)
+    samples, ceilings = measure(arms, options)
     notes = [*remarks(len(os.sched_getaffinity(0))), f"load average at the end: {os.getloadavg()[0]:.1f}"]
-    compared = list(comparisons(samples))
+    compared = list(comparisons(samples, ceilings))
     content = {"machine": machine, "runs": samples, "comparisons": list(map(str, compared)), "remarks": notes}
     options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(

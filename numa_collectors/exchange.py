@@ -106,7 +106,8 @@ class Exchange:
 
     def publish(self, weights: memoryview | Mapping[str, Any]) -> int:
         """Write the next version to every snapshot and return it; ``weights`` is the flat layout or a mapping."""
-        version = self.version + 1
+        # Counted before it is written: after an exception in between, as of Ctrl-C, the next one is above what was written.
+        self.version = version = self.version + 1
         started = time.perf_counter_ns()
         for publisher in self._publishers:
             if isinstance(weights, memoryview):
@@ -115,7 +116,6 @@ class Exchange:
                 publisher.publish(weights, version)
         self.publish_ns += time.perf_counter_ns() - started
         self.num_publishes += 1
-        self.version = version
         return version
 
     def close(self) -> None:

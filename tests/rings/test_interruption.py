@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,40 +12,11 @@ import pytest
 from numa_collectors.rings import CompactRing, Consumer, TransitionRing
 from numa_collectors.snapshots import TensorSpec, WeightSnapshot, WeightSpec
 from numa_collectors.testing.ring import PLANTED_SCHEMA, check_planted, plant, planted
+from tests.interruption import is_interrupted
 
 RING_TYPES = pytest.mark.parametrize("ring_type", [TransitionRing, CompactRing])
 ENOUGH = 40
 """Instructions that every operation here has at least: fewer places would mean that tracing does not work."""
-
-
-class Interruption:
-    """A trace function that raises KeyboardInterrupt before the library's bytecode instruction ``number``."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-
-    def __call__(self, frame: FrameType, event: str, arg: object) -> Interruption | None:
-        if "numa_collectors" not in frame.f_code.co_filename.rsplit("tests", 1)[0]:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-        return self
-
-
-def is_interrupted(action: Callable[[], object], number: int) -> bool:
-    """Run ``action`` with an interrupt before instruction ``number``; False when it ended before."""
-    before = sys.gettrace()
-    sys.settrace(Interruption(number))
-    try:
-        action()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def rest_of(consumer: Consumer) -> Iterator[int]:
