@@ -9,6 +9,7 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,6 +20,12 @@ import pytest
 
 LINUX = sys.platform == "linux"
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
+
+
+# A shell without job control starts what runs in the background with SIGINT ignored, and every process of a test would inherit
+# that; here as in a terminal, Ctrl-C interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _children() -> set[int]:

@@ -108,10 +108,8 @@ def _die_within_a_load(loads: int) -> None:
     copy = SnapshotReader._copy
     done = [0]
 
-    def counting(reader: SnapshotReader, slot: int, counter: int, expected: int) -> bool:
+    def counting(reader: SnapshotReader, slot: int, target: Any, counter: int, expected: int) -> bool:
         done[0] += 1
-        if done[0] > loads:
-            reader._spare = (HalfCopy(reader._spare[0]), reader._spare[1])  # type: ignore[assignment]
-        return copy(reader, slot, counter, expected)
+        return copy(reader, slot, HalfCopy(target) if done[0] > loads else target, counter, expected)
 
     SnapshotReader._copy = counting  # type: ignore[method-assign]

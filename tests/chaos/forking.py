@@ -198,8 +198,8 @@ class Forking(PinnedWorker):
         reader = self.up.reader()
         assert reader.poll() is not None, "this process does not publish meanwhile"
         check_weights(reader.weights, reader.version, 0)
-        reader._seen = -1
-        reader._spare = (HalfCopy(reader._spare[0]), reader._spare[1])  # type: ignore[assignment]
+        _, loaded, (flat, views) = reader._state
+        reader._state = (-1, loaded, (HalfCopy(flat), views))  # type: ignore[assignment]
         tell("reader: within a load of weights")
         reader.poll()
 
