@@ -17,9 +17,9 @@ def local_share(
 ) -> Topology:
     """Return the machine as local rank ``local_rank`` of ``local_world_size`` should see it: disjoint whole cores.
 
-    Ranks whose GPU (visible ordinal = local rank) has a known node share that node, provided that every node with
-    usable CPUs gets at least one rank; otherwise the cores are cut into equal runs in node order.  ``PlacementError``
-    where there are more ranks than cores.
+    Ranks whose GPU (visible ordinal = local rank) has a known node share that node, provided that every such node has
+    usable CPUs and every node with usable CPUs gets at least one rank; otherwise the cores are cut into equal runs in
+    node order. ``PlacementError`` where there are more ranks than cores.
     """
     if not 0 <= local_rank < local_world_size:
         raise PlacementError(f"expected 0 <= local_rank < local_world_size, got {local_rank} and {local_world_size}")
@@ -34,11 +34,11 @@ def local_share(
         )
     homes = _gpu_homes(topology, local_world_size, os.environ if env is None else env)
     groups = {node: [rank for rank, home in enumerate(homes) if home == node] for node in cores}
-    if all(groups[node] and len(groups[node]) <= len(cores[node]) for node in cores) and None not in homes:
-        home = homes[local_rank]
-        assert home is not None
-        ranks = groups[home]
-        mine = _cut(cores[home], ranks.index(local_rank), len(ranks))
+    home = homes[local_rank]
+    # Decided from all homes, so that every rank decides alike.
+    at_home = all(node in cores for node in homes) and all(0 < len(groups[node]) <= len(cores[node]) for node in cores)
+    if home is not None and at_home:
+        mine = _cut(cores[home], groups[home].index(local_rank), len(groups[home]))
     else:
         mine = _cut(every, local_rank, local_world_size)
     return topology.restricted([cpu for core in mine for cpu in core.cpus])

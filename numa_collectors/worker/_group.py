@@ -18,7 +18,7 @@ from numa_collectors.worker._waiting import wait_any
 
 __all__ = ["WorkerGroup"]
 
-_STACKS_TIMEOUT_S = 0.3
+_STACKS_TIMEOUT_S = 0.8
 _REAP_TIMEOUT_S = 2.0
 
 
@@ -187,7 +187,8 @@ class WorkerGroup:
     def _escalate(self, handles: list[Handle], timeout_s: float, deadline: float) -> None:
         late = [handle for handle in handles if handle.alive]
         asked = [handle for handle in late if handle.ask_for_stack()]
-        until = min(deadline, time.monotonic() + _STACKS_TIMEOUT_S)
+        begun = time.monotonic()
+        until = begun + min(_STACKS_TIMEOUT_S, 0.8 * (deadline - begun))  # what is left after it is for dying
         while time.monotonic() < until and not all(handle.stack_answered() for handle in asked):
             wait_any([], 0.01)
         for handle in late:

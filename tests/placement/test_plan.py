@@ -161,6 +161,15 @@ def test_local_shares_are_disjoint(name: str, world: int) -> None:
         check_bounds(share, plan(share, PlacementRequest(1, numa_nodes="auto"), {}))
 
 
+def test_ranks_whose_gpu_is_on_a_node_without_usable_cpus_still_get_shares_of_their_own() -> None:
+    topology = machine("nvidiagpunumanodes")
+    shares = [local_share(topology, rank, 4, {}) for rank in range(4)]
+    homes = {gpu.node for gpu in topology.visible_gpus({})[:4]}
+    assert not homes <= {node.id for node in topology.nodes if set(node.cpus) & set(topology.allowed)}
+    cpus = [cpu for share in shares for cpu in share.allowed]
+    assert len(cpus) == len(set(cpus)) == len(topology.allowed)
+
+
 @pytest.mark.parametrize("name", MACHINES)
 def test_nothing_asked_is_nothing_bound(name: str) -> None:
     placement = plan(topology_of(name), PlacementRequest(learner_gpu=3), {})
