@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
+import numa_collectors
+
 __all__ = ["is_interrupted"]
+
+
+LIBRARY = str(Path(numa_collectors.__file__).parent)
 
 
 class Interruption:
@@ -16,7 +22,7 @@ class Interruption:
         self.left = number
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Interruption | None:
-        if "numa_collectors" not in frame.f_code.co_filename.rsplit("tests", 1)[0]:
+        if not frame.f_code.co_filename.startswith(LIBRARY):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

@@ -19,10 +19,10 @@ WEIGHTS = WeightSpec([TensorSpec("w", "float32", (20,))])
 STEPS = [0, 1, 2]
 
 
-def exchanges(stack: ExitStack) -> Iterator[tuple[Exchange, list[WeightSnapshot], int]]:
+def exchanges() -> Iterator[tuple[Exchange, list[WeightSnapshot], int]]:
     """A fresh exchange of two rings, each with ``STEPS`` in it, for every place of an interruption, counted from 0."""
     for number in itertools.count():
-        with stack:
+        with ExitStack() as stack:
             rings = [stack.enter_context(TransitionRing.create(PLANTED_SCHEMA, capacity=4)) for _ in range(2)]
             snapshots = [stack.enter_context(WeightSnapshot.create(WEIGHTS)) for _ in range(2)]
             for ring in rings:
@@ -35,7 +35,7 @@ def exchanges(stack: ExitStack) -> Iterator[tuple[Exchange, list[WeightSnapshot]
 
 
 def test_every_slot_is_delivered_whatever_is_interrupted() -> None:
-    for exchange, _, number in exchanges(ExitStack()):
+    for exchange, _, number in exchanges():
         seen: dict[int, list[int]] = {0: [], 1: []}
 
         def drain(exchange: Exchange = exchange, seen: dict[int, list[int]] = seen) -> None:
@@ -62,7 +62,7 @@ def test_every_slot_is_delivered_whatever_is_interrupted() -> None:
 
 
 def test_a_publish_after_one_that_was_interrupted_reaches_everybody() -> None:
-    for exchange, snapshots, number in exchanges(ExitStack()):
+    for exchange, snapshots, number in exchanges():
         first = np.full(20, 1, np.float32)
         interrupted = is_interrupted(lambda: exchange.publish({"w": first}), number)  # noqa: B023
         version = exchange.publish({"w": np.full(20, 2, np.float32)})

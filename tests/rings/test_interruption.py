@@ -28,13 +28,18 @@ def rest_of(consumer: Consumer) -> Iterator[int]:
         yield step
 
 
-def used(ring: TransitionRing) -> tuple[Any, Consumer]:
-    """Both ends of a ring that has gone two slots, so that the third of three is next and the memory's end is near."""
-    producer, consumer = ring.producer(), ring.consumer()
-    for index in range(2):
-        assert push(producer, planted(index), index)
-    assert list(rest_of(consumer)) == [0, 1]
-    return producer, consumer
+def fresh_ends(ring_type: type[TransitionRing]) -> Iterator[tuple[int, Any, Consumer]]:
+    """Both ends of a fresh ring for every place of an interruption, counted from 0.
+
+    It has gone two slots, so that the third of three is next and the memory's end is near.
+    """
+    for number in itertools.count():
+        with ring_type.create(PLANTED_SCHEMA, capacity=3) as ring:
+            producer, consumer = ring.producer(), ring.consumer()
+            for index in range(2):
+                assert push(producer, planted(index), index)
+            assert list(rest_of(consumer)) == [0, 1]
+            yield number, producer, consumer
 
 
 def push(producer: Any, values: Any, index: int) -> bool:
@@ -44,19 +49,17 @@ def push(producer: Any, values: Any, index: int) -> bool:
 @RING_TYPES
 @pytest.mark.parametrize("way", ["push", "source", "commit"])
 def test_a_slot_is_committed_or_not(ring_type: type[TransitionRing], way: str) -> None:
-    for number in itertools.count():
-        with ring_type.create(PLANTED_SCHEMA, capacity=3) as ring:
-            producer, consumer = used(ring)
-            values = producer.source(planted(2)) if way == "source" else planted(2)
-            if way == "commit":
-                plant(producer.try_reserve(), 2)
-                interrupted = is_interrupted(lambda: producer.commit(version=0, step=2), number)  # noqa: B023
-            else:
-                interrupted = is_interrupted(lambda: push(producer, values, 2), number)  # noqa: B023
-            committed = producer.committed
-            assert push(producer, planted(3), 3)
-            assert push(producer, planted(4), 4)
-            assert list(rest_of(consumer)) == [2, 3, 4][3 - committed :]
+    for number, producer, consumer in fresh_ends(ring_type):
+        values = producer.source(planted(2)) if way == "source" else planted(2)
+        if way == "commit":
+            plant(producer.try_reserve(), 2)
+            interrupted = is_interrupted(lambda: producer.commit(version=0, step=2), number)  # noqa: B023
+        else:
+            interrupted = is_interrupted(lambda: push(producer, values, 2), number)  # noqa: B023
+        committed = producer.committed
+        assert push(producer, planted(3), 3)
+        assert push(producer, planted(4), 4)
+        assert list(rest_of(consumer)) == [2, 3, 4][3 - committed :]
         if not interrupted:
             assert committed == 3
             assert number > ENOUGH
@@ -65,17 +68,15 @@ def test_a_slot_is_committed_or_not(ring_type: type[TransitionRing], way: str) -
 
 @RING_TYPES
 def test_a_commit_that_was_interrupted_can_be_made_again_and_not_twice(ring_type: type[TransitionRing]) -> None:
-    for number in itertools.count():
-        with ring_type.create(PLANTED_SCHEMA, capacity=3) as ring:
-            producer, consumer = used(ring)
-            plant(producer.try_reserve(), 2)
-            interrupted = is_interrupted(lambda: producer.commit(version=0, step=2), number)  # noqa: B023
-            if producer.committed == 3:
-                with pytest.raises(RuntimeError, match="without a slot"):
-                    producer.commit(version=0, step=2)
-            else:
+    for number, producer, consumer in fresh_ends(ring_type):
+        plant(producer.try_reserve(), 2)
+        interrupted = is_interrupted(lambda: producer.commit(version=0, step=2), number)  # noqa: B023
+        if producer.committed == 3:
+            with pytest.raises(RuntimeError, match="without a slot"):
                 producer.commit(version=0, step=2)
-            assert list(rest_of(consumer)) == [2]
+        else:
+            producer.commit(version=0, step=2)
+        assert list(rest_of(consumer)) == [2]
         if not interrupted:
             assert number > ENOUGH
             return
@@ -84,29 +85,28 @@ def test_a_commit_that_was_interrupted_can_be_made_again_and_not_twice(ring_type
 @RING_TYPES
 @pytest.mark.parametrize("way", ["peek", "release", "wait"])
 def test_a_slot_is_released_or_not(ring_type: type[TransitionRing], way: str) -> None:
-    for number in itertools.count():
-        with ring_type.create(PLANTED_SCHEMA, capacity=3) as ring:
-            producer, consumer = used(ring)
-            for index in (2, 3, 4):
-                assert push(producer, planted(index), index)
-            actions: dict[str, Callable[[], object]] = {
-                "peek": lambda: consumer.peek(2),  # noqa: B023
-                "release": lambda: consumer.release(1),  # noqa: B023
-                "wait": lambda: consumer.wait(0),  # noqa: B023
-            }
-            if way == "release":
-                consumer.peek(1)
-            interrupted = is_interrupted(actions[way], number)
-            released = consumer.released
-            assert list(rest_of(consumer)) == [2, 3, 4][released - 2 :]
-            assert push(producer, planted(5), 5)
-            assert list(rest_of(consumer)) == [5]
+    for number, producer, consumer in fresh_ends(ring_type):
+        for index in (2, 3, 4):
+            assert push(producer, planted(index), index)
+        actions: dict[str, Callable[[], object]] = {
+            "peek": lambda: consumer.peek(2),  # noqa: B023
+            "release": lambda: consumer.release(1),  # noqa: B023
+            "wait": lambda: consumer.wait(0),  # noqa: B023
+        }
+        if way == "release":
+            consumer.peek(1)
+        interrupted = is_interrupted(actions[way], number)
+        released = consumer.released
+        assert list(rest_of(consumer)) == [2, 3, 4][released - 2 :]
+        assert push(producer, planted(5), 5)
+        assert list(rest_of(consumer)) == [5]
         if not interrupted:
             assert released == (3 if way == "release" else 2)
             return
 
 
-def test_weights_are_loaded_or_not() -> None:
+@pytest.mark.parametrize("way", ["publish", "poll"])
+def test_weights_are_loaded_or_not(way: str) -> None:
     spec = WeightSpec([TensorSpec("w", "int64", (300,)), TensorSpec("b", "float32", (7,))])
 
     def weights(version: int) -> dict[str, Any]:
@@ -120,9 +120,13 @@ def test_weights_are_loaded_or_not() -> None:
             publisher.publish(weights(1), 1)
             assert reader.poll() == 1
             before = reader.weights
-            interrupted = is_interrupted(lambda: publisher.publish(weights(2), 2), number)
+            if way == "publish":
+                interrupted = is_interrupted(lambda: publisher.publish(weights(2), 2), number)
+                reader.poll()
+            else:
+                publisher.publish(weights(2), 2)
+                interrupted = is_interrupted(reader.poll, number)
             published = publisher.version
-            interrupted |= is_interrupted(reader.poll, number)
             assert held(before) == {1}
             assert held(reader.weights) == {reader.version}
             assert reader.version in (1, published)
